@@ -1,1 +1,3 @@
-//! placeholder, replaced in the first commit that has content
+//! The daemon of a GPU pod: engines, KV pool, leases, transports, registration.
+
+pub mod kv;
