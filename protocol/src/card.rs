@@ -1,0 +1,346 @@
+//! The card: what a worker registers. First message of its Watch stream and the body of `GET /v1/card`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::identity::{Layout, RouteFilter, SemanticIdentity};
+use crate::ids::{Incarnation, WorkerId};
+
+/// Versions of the worker protocol that this build speaks.
+pub const WIRE_VERSIONS: WireVersions = WireVersions {
+    lowest: 1,
+    highest: 1,
+};
+
+/// Everything about a worker that does not change while its process lives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Card {
+    pub worker: WorkerId,
+    pub incarnation: Incarnation,
+    /// What the worker's engine can do.
+    pub roles: Vec<Role>,
+    pub pool: String,
+    /// Role of the pool that the worker belongs to.
+    pub pool_role: Role,
+    /// Hash of the pool's pod template; `local` outside a cluster.
+    pub revision: String,
+    pub model: ModelName,
+    /// Digest of `identity`.
+    pub kv_identity: String,
+    pub identity: SemanticIdentity,
+    pub route_filter: RouteFilter,
+    pub layout_digest: String,
+    pub layout: Layout,
+    pub engine: EngineName,
+    pub capacity: Capacity,
+    pub transports: Vec<TransportOffer>,
+    /// From the nearest level to the farthest.
+    #[serde(default)]
+    pub topology: Vec<TopologyDomain>,
+    pub chunk: ChunkPolicy,
+    pub dispatch: Dispatch,
+    /// Address of the gRPC service, as peers reach it.
+    pub control_address: String,
+    /// What the worker lacks, in sentences for people: "no RDMA device found".
+    #[serde(default)]
+    pub notices: Vec<String>,
+    pub wire_versions: WireVersions,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Role {
+    Prefill,
+    Decode,
+}
+
+impl Role {
+    /// As in labels and `processes.json`.
+    pub fn lower_case(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.lower_case())
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelName {
+    /// As clients ask for it.
+    pub name: String,
+    #[serde(default)]
+    pub revision: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineName {
+    /// `Builtin`, `Simulated`, `VLLM`, `SGLang`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub version: String,
+    /// Who moves KV: `Baton`, `Nixl`, `Mooncake`, `None`.
+    pub connector: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Capacity {
+    pub blocks: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Sequences that may decode at once.
+    pub max_sequences: u32,
+    /// Tokens of one step.
+    pub max_batched_tokens: u32,
+    /// Tokens of one sequence, prompt and output.
+    pub max_context: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TransportOffer {
+    /// `Local`, `Tcp`, `Shm`, `Rdma`, `CudaIpc`.
+    pub kind: String,
+    pub address: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyDomain {
+    pub level: String,
+    pub domain: String,
+}
+
+/// How the worker bounds the prompt tokens that it computes beside decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    tag = "type",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
+pub enum ChunkPolicy {
+    /// Each step anew, so that a mixed step stays within 5/6 of the objective for time per output token.
+    Bounded {
+        minimum_tokens: u32,
+        maximum_tokens: u32,
+    },
+    /// As the engine was started.
+    Fixed { tokens: u32 },
+}
+
+/// How the router calls the worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub enum Dispatch {
+    Grpc,
+    OpenAiHttp { url: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WireVersions {
+    pub lowest: u32,
+    pub highest: u32,
+}
+
+/// A card that cannot be read, or contradicts itself.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidCard {
+    #[error("card is not readable: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error(
+        "card of worker {worker}: {field} says {stated}, but its contents give {computed}: the worker speaks another version or the card was altered"
+    )]
+    Digest {
+        worker: WorkerId,
+        field: &'static str,
+        stated: String,
+        computed: String,
+    },
+    #[error("card of worker {worker}: {field} must not be zero")]
+    Zero {
+        worker: WorkerId,
+        field: &'static str,
+    },
+    #[error(
+        "worker {worker} speaks protocol versions {}..{}, this process {}..{}", theirs.lowest, theirs.highest, WIRE_VERSIONS.lowest, WIRE_VERSIONS.highest
+    )]
+    Version {
+        worker: WorkerId,
+        theirs: WireVersions,
+    },
+}
+
+impl Card {
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+
+    /// Reads a card and checks that its digests are those of its contents.
+    pub fn from_json(json: &str) -> Result<Self, InvalidCard> {
+        let card: Self = serde_json::from_str(json)?;
+        let worker = || card.worker.clone();
+        let theirs = card.wire_versions;
+        if theirs.lowest > WIRE_VERSIONS.highest || theirs.highest < WIRE_VERSIONS.lowest {
+            return Err(InvalidCard::Version {
+                worker: worker(),
+                theirs,
+            });
+        }
+        for (field, stated, computed) in [
+            ("kvIdentity", &card.kv_identity, card.identity.digest()),
+            ("layoutDigest", &card.layout_digest, card.layout.digest()),
+        ] {
+            if *stated != computed {
+                return Err(InvalidCard::Digest {
+                    worker: worker(),
+                    field,
+                    stated: stated.clone(),
+                    computed,
+                });
+            }
+        }
+        for (field, value) in [
+            ("capacity.blocks", card.capacity.blocks),
+            ("capacity.blockSize", card.capacity.block_size),
+            ("capacity.maxContext", card.capacity.max_context),
+        ] {
+            if value == 0 {
+                return Err(InvalidCard::Zero {
+                    worker: worker(),
+                    field,
+                });
+            }
+        }
+        Ok(card)
+    }
+
+    pub fn can(&self, role: Role) -> bool {
+        self.roles.contains(&role)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::identity::{Attention, Fact, Rope};
+
+    pub(crate) fn card(worker: &str) -> Card {
+        let identity = SemanticIdentity {
+            weights: Fact::observed("w".into()),
+            kv_dtype: Fact::observed("F16".into()),
+            quantization: Fact::observed("None".into()),
+            attention: Fact::observed(Attention {
+                layers: 30,
+                kv_heads: 3,
+                head_size: 64,
+                kind: "Full".into(),
+            }),
+            rope: Fact::observed(Rope {
+                base: "100000".into(),
+                dimensions: 64,
+                scaling: "None".into(),
+            }),
+            sliding_window: Fact::observed(0),
+            processor: Fact::observed("None".into()),
+            block_size: Fact::observed(16),
+        };
+        let layout = Layout {
+            order: Fact::observed("layer,kv,token,head,dim".into()),
+            bytes_per_token: Fact::observed(23_040),
+            tensor: Fact::observed(1),
+            pipeline: Fact::observed(1),
+            engine_hash: Fact::observed("None".into()),
+        };
+        Card {
+            worker: worker.into(),
+            incarnation: Incarnation(1),
+            roles: vec![Role::Prefill, Role::Decode],
+            pool: "pool".into(),
+            pool_role: Role::Decode,
+            revision: "local".into(),
+            model: ModelName {
+                name: "m".into(),
+                revision: String::new(),
+            },
+            kv_identity: identity.digest(),
+            identity,
+            route_filter: RouteFilter {
+                tokenizer: Fact::observed("t".into()),
+                chat_template: Fact::observed("c".into()),
+                adapters: Vec::new(),
+            },
+            layout_digest: layout.digest(),
+            layout,
+            engine: EngineName {
+                kind: "Builtin".into(),
+                version: "0.1.0".into(),
+                connector: "Baton".into(),
+            },
+            capacity: Capacity {
+                blocks: 64,
+                block_size: 16,
+                max_sequences: 8,
+                max_batched_tokens: 2048,
+                max_context: 1024,
+            },
+            transports: vec![TransportOffer {
+                kind: "Tcp".into(),
+                address: "127.0.0.1:7001".into(),
+            }],
+            topology: vec![TopologyDomain {
+                level: "host".into(),
+                domain: "h1".into(),
+            }],
+            chunk: ChunkPolicy::Bounded {
+                minimum_tokens: 128,
+                maximum_tokens: 2048,
+            },
+            dispatch: Dispatch::Grpc,
+            control_address: "127.0.0.1:7000".into(),
+            notices: Vec::new(),
+            wire_versions: WIRE_VERSIONS,
+        }
+    }
+
+    #[test]
+    fn a_card_round_trips_and_unknown_fields_are_ignored() {
+        let card = card("d");
+        let mut json: serde_json::Value = serde_json::from_str(&card.to_json().unwrap()).unwrap();
+        json["addedInALaterVersion"] = true.into();
+        assert_eq!(Card::from_json(&json.to_string()).unwrap(), card);
+    }
+
+    #[test]
+    fn an_altered_card_is_refused_by_name() {
+        let json = card("d").to_json().unwrap().replace("\"F16\"", "\"F32\"");
+        let error = Card::from_json(&json).unwrap_err().to_string();
+        assert!(
+            error.starts_with("card of worker d: kvIdentity says"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_card_of_the_future_is_refused_by_version() {
+        let mut card = card("d");
+        card.wire_versions = WireVersions {
+            lowest: 2,
+            highest: 3,
+        };
+        let error = Card::from_json(&card.to_json().unwrap()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "worker d speaks protocol versions 2..3, this process 1..1"
+        );
+    }
+}
