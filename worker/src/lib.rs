@@ -1,3 +1,5 @@
 //! The daemon of a GPU pod: engines, KV pool, leases, transports, registration.
 
 pub mod kv;
+pub mod model;
+pub mod sampling;
