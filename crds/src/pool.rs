@@ -1,0 +1,240 @@
+//! `PoolSpec`, the one spec of `PrefillPool` and `DecodePool`: replicas of one model on one engine.
+//!
+//! Integers are signed, as Kubernetes' schemas want them; the reader lets no negative one through. Fields that only a
+//! cluster can honour are known to the schema and are not held here.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::source::{ModelLocation, SourceError};
+
+/// What a pool's workers are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolSpec {
+    /// Workers. Default 1.
+    #[serde(default = "one")]
+    pub replicas: i32,
+    pub model: Model,
+    pub engine: Engine,
+    #[serde(default)]
+    pub parallelism: Parallelism,
+    #[serde(default)]
+    pub kv_pool: KvPool,
+    #[serde(default)]
+    pub topology: Topology,
+}
+
+/// Which model, and where its weights are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Model {
+    /// As clients ask for it.
+    pub name: String,
+    pub source: ModelSource,
+    /// The author's name of this state of the weights. The weights' own digest decides what is compatible; this is for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+}
+
+/// Exactly one of the fields is there; [`ModelSource::location`] says which.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSource {
+    /// A `.gguf` file on the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<String>,
+    /// A place with a scheme, see [`ModelLocation`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
+    /// An OCI image that holds the weights; only a cluster can mount one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// A claim in the pool's namespace; only a cluster has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<String>,
+}
+
+impl ModelSource {
+    /// The one source that is given.
+    ///
+    /// # Errors
+    /// None or several are given, or `uri` has a scheme or a shape that is not known.
+    pub fn location(&self) -> Result<ModelLocation, SourceError> {
+        ModelLocation::of(self)
+    }
+}
+
+/// What computes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Engine {
+    #[serde(rename = "type")]
+    pub engine_type: EngineType,
+    /// Of weights and activations.
+    #[serde(default)]
+    pub dtype: Dtype,
+    /// Of the KV cache.
+    #[serde(default)]
+    pub kv_cache_dtype: KvCacheDtype,
+    #[serde(default)]
+    pub quantization: Quantization,
+    /// Tokens in a block of the KV cache, a power of two. Default 16.
+    #[serde(default = "sixteen")]
+    pub block_size: i32,
+    /// Longest context, prompt and answer together, in tokens. Default: the model's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_model_length: Option<i64>,
+    /// What moves KV.
+    #[serde(default)]
+    pub connector: Connector,
+    /// How long steps take; only for `type: Simulated`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedTiming>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EngineType {
+    /// Baton's own, for GGUF models of the Llama architecture on a CPU.
+    Builtin,
+    /// Block bookkeeping and transfers as real, computing time from constants.
+    Simulated,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dtype {
+    #[default]
+    Auto,
+    Float32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvCacheDtype {
+    #[default]
+    Auto,
+    Float16,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(
+    non_camel_case_types,
+    reason = "the names are those of the GGUF format"
+)]
+pub enum Quantization {
+    /// What the engine computes fastest with.
+    #[default]
+    Auto,
+    Q8_0,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Connector {
+    #[default]
+    Baton,
+}
+
+/// Constants of the cost formulas, in units in which they are integers. What is left out is the simulated engine's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedTiming {
+    /// Least time of a prefill step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_floor_microseconds: Option<i64>,
+    /// `a` of `a + b·n + k·(n·c + n²/2)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_base_microseconds: Option<i64>,
+    /// `b`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_per_token_nanoseconds: Option<i64>,
+    /// `k`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_per_token_pair_picoseconds: Option<i64>,
+    /// `d0` of `d0 + d1·B + d2·S`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_base_microseconds: Option<i64>,
+    /// `d1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_per_sequence_nanoseconds: Option<i64>,
+    /// `d2`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_per_context_token_picoseconds: Option<i64>,
+    /// Spread of a step around its formula.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jitter_percent: Option<i64>,
+    /// Of the spread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<i64>,
+}
+
+/// Devices of one replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Parallelism {
+    pub tensor: i32,
+    pub pipeline: i32,
+    pub expert: i32,
+    pub data: i32,
+    /// More than one makes a replica a group of pods.
+    pub nodes_per_replica: i32,
+}
+
+impl Default for Parallelism {
+    fn default() -> Self {
+        Self {
+            tensor: 1,
+            pipeline: 1,
+            expert: 1,
+            data: 1,
+            nodes_per_replica: 1,
+        }
+    }
+}
+
+/// Memory for KV, and how it is handed over. At most one of `bytes` and `blocks` is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KvPool {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<i64>,
+    /// For how long handed-over KV is kept without a sign of its reader. Default 30.
+    pub lease_seconds: i64,
+    /// What the workers offer, preferred first. Default `[Local, Tcp]`.
+    pub transports: Vec<Transport>,
+}
+
+impl Default for KvPool {
+    fn default() -> Self {
+        Self {
+            bytes: None,
+            blocks: None,
+            lease_seconds: 30,
+            transports: vec![Transport::Local, Transport::Tcp],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Transport {
+    /// Within one process.
+    Local,
+    Tcp,
+}
+
+/// Where the workers stand.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Topology {
+    /// Level (`host`, `rack`) → this pool's domain at it. Only where there is no node to read it from.
+    pub domain: BTreeMap<String, String>,
+}
+
+fn one() -> i32 {
+    1
+}
+
+fn sixteen() -> i32 {
+    16
+}

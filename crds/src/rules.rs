@@ -1,0 +1,165 @@
+//! What a field may hold given another field of the same object.
+
+use std::collections::BTreeSet;
+
+use crate::policy::{Mode, NoPrefillAction, PoolReference, RoutePolicySpec};
+use crate::pool::{EngineType, PoolSpec};
+use crate::problem::Problem;
+use crate::resources::Origin;
+use crate::source::SourceError;
+
+pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut wrong = |path: &str, message: String| {
+        problems.push(origin.problem(title.to_owned(), path, message))
+    };
+
+    if let Err(error) = spec.model.source.location() {
+        let path = match error {
+            SourceError::None | SourceError::Several(_) => "spec.model.source",
+            _ => "spec.model.source.uri",
+        };
+        wrong(path, error.to_string());
+    }
+    let block_size = spec.engine.block_size;
+    if block_size.count_ones() != 1 {
+        wrong(
+            "spec.engine.blockSize",
+            format!("found {block_size}, must be a power of two from 1 to 1024"),
+        );
+    }
+    if spec.engine.simulated.is_some() && spec.engine.engine_type != EngineType::Simulated {
+        wrong(
+            "spec.engine.simulated",
+            "must be left out unless spec.engine.type is Simulated".to_owned(),
+        );
+    }
+    let devices = [
+        ("tensor", spec.parallelism.tensor),
+        ("pipeline", spec.parallelism.pipeline),
+        ("expert", spec.parallelism.expert),
+        ("data", spec.parallelism.data),
+        ("nodesPerReplica", spec.parallelism.nodes_per_replica),
+    ];
+    for (name, count) in devices.into_iter().filter(|(_, count)| *count > 1) {
+        let message = format!(
+            "found {count}, must be 1: engine {:?} uses one device",
+            spec.engine.engine_type
+        );
+        wrong(&format!("spec.parallelism.{name}"), message);
+    }
+    if let (Some(bytes), Some(blocks)) = (spec.kv_pool.bytes, spec.kv_pool.blocks) {
+        let message = format!(
+            "found bytes {bytes} and blocks {blocks}, must be one of the two: leave one out"
+        );
+        wrong("spec.kvPool", message);
+    }
+    let transports = &spec.kv_pool.transports;
+    if transports.is_empty() {
+        wrong(
+            "spec.kvPool.transports",
+            "must not be empty: leave it out for [Local, Tcp]".to_owned(),
+        );
+    }
+    for (index, transport) in transports.iter().enumerate() {
+        if transports[..index].contains(transport) {
+            wrong(
+                &format!("spec.kvPool.transports[{index}]"),
+                format!("{transport:?} is listed twice"),
+            );
+        }
+    }
+    problems
+}
+
+pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut wrong = |path: &str, message: String| {
+        problems.push(origin.problem(title.to_owned(), path, message))
+    };
+
+    match (spec.mode, spec.threshold_tokens) {
+        (Mode::Threshold, None) => {
+            wrong(
+                "spec.thresholdTokens",
+                "is required with mode Threshold: an integer from 0 to 16777216".to_owned(),
+            );
+        }
+        (Mode::Threshold, Some(_)) | (_, None) => {}
+        (mode, Some(_)) => wrong(
+            "spec.thresholdTokens",
+            format!("must be left out with mode {mode:?}: it belongs to mode Threshold"),
+        ),
+    }
+    if spec.prefill_pools.is_empty() && matches!(spec.mode, Mode::Disaggregated | Mode::Threshold) {
+        wrong(
+            "spec.prefillPools",
+            format!("must name a PrefillPool with mode {:?}", spec.mode),
+        );
+    }
+    if spec.decode_pools.is_empty() {
+        wrong(
+            "spec.decodePools",
+            "must name at least one DecodePool".to_owned(),
+        );
+    }
+    for (field, references) in [
+        ("prefillPools", &spec.prefill_pools),
+        ("decodePools", &spec.decode_pools),
+    ] {
+        let mut seen = BTreeSet::new();
+        for (index, reference) in references.iter().enumerate() {
+            let path = format!("spec.{field}[{index}]");
+            match reference {
+                PoolReference {
+                    name: Some(name),
+                    selector: None,
+                } => {
+                    if !seen.insert(name) {
+                        wrong(&path, format!("{name} is listed twice"));
+                    }
+                }
+                PoolReference {
+                    name: None,
+                    selector: Some(selector),
+                } if selector.match_labels.is_empty() => {
+                    wrong(
+                        &path,
+                        "selector.matchLabels must hold at least one label".to_owned(),
+                    );
+                }
+                PoolReference {
+                    name: None,
+                    selector: Some(_),
+                } => {}
+                _ => wrong(&path, "must hold either name or selector".to_owned()),
+            }
+        }
+    }
+    let mut names = BTreeSet::from([&spec.model]);
+    for (index, alias) in spec.aliases.iter().enumerate() {
+        if !names.insert(alias) {
+            wrong(
+                &format!("spec.aliases[{index}]"),
+                format!("{alias} is the model's name or listed twice"),
+            );
+        }
+    }
+    if let Some(rule) = &spec.on_no_prefill {
+        let (needed, given) = match rule.action {
+            NoPrefillAction::Local => (
+                "maxConcurrentPerWorker",
+                rule.max_concurrent_per_worker.is_some(),
+            ),
+            NoPrefillAction::Queue => ("queueMilliseconds", rule.queue_milliseconds.is_some()),
+            NoPrefillAction::Reject => ("", true),
+        };
+        if !given {
+            wrong(
+                &format!("spec.onNoPrefill.{needed}"),
+                format!("is required with action {:?}: its budget", rule.action),
+            );
+        }
+    }
+    problems
+}
