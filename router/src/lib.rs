@@ -1,1 +1,7 @@
-//! placeholder, replaced in the first commit that has content
+//! The router: an OpenAI-compatible front, placement of every request, dispatch to workers, and a record of each decision.
+//!
+//! - [`run`]: the seam between the front and dispatch.
+//! - [`policy`]: policies in force.
+
+pub mod policy;
+pub mod run;
