@@ -1,0 +1,34 @@
+# Two commands for a newcomer: `make up` and `make test`. Needed: cargo (Rust 1.90 or later), a C compiler, python3 with pip.
+
+CARGO ?= cargo
+BINARIES = target/release
+LISTEN ?= 127.0.0.1:8000
+ADMIN ?= 127.0.0.1:8001
+STATE ?= .baton
+
+.PHONY: build up test lint fmt deny
+
+build: ## release binaries: baton, baton-router, baton-worker
+	$(CARGO) build --release --locked --bins
+
+up: build ## serve the small real model, show three decisions, leave the endpoint up
+	$(BINARIES)/baton up -f examples/quickstart.yaml --tour --listen $(LISTEN) --admin $(ADMIN) --state-dir $(STATE)
+
+test: ## everything that must pass
+	bash ./.ci/timed format $(CARGO) fmt --all --check
+	bash ./.ci/timed clippy $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	bash ./.ci/timed build $(CARGO) build --release --locked --workspace --bins
+	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
+	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
+
+lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(MAKE) deny
+
+deny:
+	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny --locked check bans licenses sources
+
+fmt:
+	$(CARGO) fmt --all
