@@ -137,23 +137,32 @@ impl BlockHasher {
 
     /// Hash of a full block after `parent`. `extra` is what else shaped it (adapter revision, digests of images); empty if nothing.
     pub fn child(&self, parent: BlockHash, tokens: &[u32], extra: &[u8]) -> BlockHash {
-        let mut input = Vec::with_capacity(16 + 4 * tokens.len() + extra.len());
+        self.child_into(&mut Vec::new(), parent, tokens, extra)
+    }
+
+    fn child_into(
+        &self,
+        input: &mut Vec<u8>,
+        parent: BlockHash,
+        tokens: &[u32],
+        extra: &[u8],
+    ) -> BlockHash {
+        input.clear();
         input.extend_from_slice(&parent.to_wire());
-        for token in tokens {
-            input.extend_from_slice(&token.to_le_bytes());
-        }
+        input.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
         // A block has a fixed number of tokens, so what follows them is unambiguous.
         input.extend_from_slice(extra);
-        BlockHash(xxh3_128_with_secret(&input, &self.key.secret))
+        BlockHash(xxh3_128_with_secret(input, &self.key.secret))
     }
 
     /// Hashes of all full blocks of a prompt without extras; the partly filled last block has none.
     pub fn chain(&self, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
         let mut parent = self.root;
+        let mut input = Vec::with_capacity(BlockHash::WIRE_BYTES + 4 * block_size);
         tokens
             .chunks_exact(block_size)
             .map(|block| {
-                parent = self.child(parent, block, &[]);
+                parent = self.child_into(&mut input, parent, block, &[]);
                 parent
             })
             .collect()
