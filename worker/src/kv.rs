@@ -1,3 +1,22 @@
 //! KV memory of a worker: who owns which block, what it holds, and how it is handed to another worker.
+//!
+//! - [`store`]: the bytes. [`pool`]: who owns them, shared by all threads; [`state`] is its pure heart.
+//! - [`reservation`]: a request's hold on blocks. [`blocks`]: references, prefix cache, eviction. [`events`]: what the cache
+//!   gained and lost.
+//! - [`lease`]: the right of another worker to read.
+//! - [`clock`]: time as an argument.
 
+pub mod blocks;
+pub mod clock;
+pub mod events;
+pub mod lease;
+pub mod pool;
+pub mod reservation;
+pub mod state;
 pub mod store;
+
+pub use self::blocks::CacheScope;
+pub use self::pool::KvPool;
+pub use self::reservation::Reservation;
+pub use self::state::{BlockCounts, PoolConfig, PoolFull, Reserve};
+pub use self::store::{BlockId, BlockStore, Geometry};

@@ -3,3 +3,4 @@
 pub mod kv;
 pub mod model;
 pub mod sampling;
+pub mod transport;

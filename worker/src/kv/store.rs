@@ -114,12 +114,20 @@ impl BlockStore {
     /// Allocates `blocks` zeroed blocks. `available` is the memory in bytes that may be used (`MemAvailable` of the
     /// machine or what is left of the container's limit); it is compared before anything is allocated.
     pub fn new(geometry: Geometry, blocks: usize, available: u64) -> Result<Self, StoreError> {
-        let shape = |field, value, allowed| StoreError::Shape { field, value, allowed };
+        let shape = |field, value, allowed| StoreError::Shape {
+            field,
+            value,
+            allowed,
+        };
         if geometry.block_size == 0 {
             return Err(shape("block_size", geometry.block_size, "at least 1 token"));
         }
         if geometry.bytes_per_token == 0 {
-            return Err(shape("bytes_per_token", geometry.bytes_per_token, "at least 1 byte"));
+            return Err(shape(
+                "bytes_per_token",
+                geometry.bytes_per_token,
+                "at least 1 byte",
+            ));
         }
         if blocks == 0 || u32::try_from(blocks).is_err() {
             return Err(shape("blocks", blocks, "between 1 and 4294967295"));
@@ -135,11 +143,16 @@ impl BlockStore {
             });
         }
         if geometry.block_bytes() % size_of::<u32>() != 0 {
-            return Err(shape("block bytes", geometry.block_bytes(), "a multiple of 4"));
+            return Err(shape(
+                "block bytes",
+                geometry.block_bytes(),
+                "a multiple of 4",
+            ));
         }
         let words = geometry.block_bytes() / size_of::<u32>();
-        let blocks =
-            (0..blocks).map(|_| RwLock::new(vec![0_u32; words].into_boxed_slice())).collect();
+        let blocks = (0..blocks)
+            .map(|_| RwLock::new(vec![0_u32; words].into_boxed_slice()))
+            .collect();
         Ok(Self { geometry, blocks })
     }
 
@@ -168,7 +181,9 @@ impl BlockStore {
     /// # Panics
     /// When `id` is not of this arena: ids come from the pool that owns it.
     pub fn read(&self, id: BlockId) -> BlockRead<'_> {
-        RwLockReadGuard::map(self.blocks[id.index()].read(), |words| bytemuck::cast_slice(words))
+        RwLockReadGuard::map(self.blocks[id.index()].read(), |words| {
+            bytemuck::cast_slice(words)
+        })
     }
 
     /// The bytes of a block, to be changed. Waits for readers. Only the owner of the block's only reference may do this.
@@ -186,11 +201,17 @@ impl BlockStore {
 mod tests {
     use super::*;
 
-    const GEOMETRY: Geometry = Geometry { block_size: 4, bytes_per_token: 8 };
+    const GEOMETRY: Geometry = Geometry {
+        block_size: 4,
+        bytes_per_token: 8,
+    };
 
     #[test]
     fn a_pool_larger_than_memory_is_refused_before_it_is_allocated() {
-        let geometry = Geometry { block_size: 16, bytes_per_token: 1 << 20 };
+        let geometry = Geometry {
+            block_size: 16,
+            bytes_per_token: 1 << 20,
+        };
         let error = BlockStore::new(geometry, 1 << 30, 8 << 30).expect_err("16 PiB do not fit");
         let message = error.to_string();
         assert!(message.starts_with("kvPool: "), "{message}");
@@ -207,13 +228,35 @@ mod tests {
     #[test]
     fn shapes_that_cannot_be_are_named() {
         for (geometry, blocks, word) in [
-            (Geometry { block_size: 0, bytes_per_token: 8 }, 1, "block_size"),
-            (Geometry { block_size: 4, bytes_per_token: 0 }, 1, "bytes_per_token"),
+            (
+                Geometry {
+                    block_size: 0,
+                    bytes_per_token: 8,
+                },
+                1,
+                "block_size",
+            ),
+            (
+                Geometry {
+                    block_size: 4,
+                    bytes_per_token: 0,
+                },
+                1,
+                "bytes_per_token",
+            ),
             (GEOMETRY, 0, "blocks"),
-            (Geometry { block_size: 3, bytes_per_token: 2 }, 1, "block bytes"),
+            (
+                Geometry {
+                    block_size: 3,
+                    bytes_per_token: 2,
+                },
+                1,
+                "block bytes",
+            ),
         ] {
-            let message =
-                BlockStore::new(geometry, blocks, u64::MAX).expect_err("no such pool").to_string();
+            let message = BlockStore::new(geometry, blocks, u64::MAX)
+                .expect_err("no such pool")
+                .to_string();
             assert!(message.contains(word), "{message}");
         }
     }
