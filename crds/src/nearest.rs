@@ -3,7 +3,7 @@
 /// The nearest of `known` to `name`, if any is near enough to be worth suggesting. Case does not count as a difference.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wanted = name.to_lowercase();
-    let bound = (wanted.chars().count() / 3).max(1);
+    let bound = ((wanted.chars().count() + 1) / 3).max(1);
     known
         .into_iter()
         .map(|candidate| (distance(&wanted, &candidate.to_lowercase()), candidate))

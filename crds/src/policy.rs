@@ -109,9 +109,6 @@ pub struct Cost {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
     pub weights: Weights,
-    /// `V`: what missing an objective for certain costs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub objective_milliseconds: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin_percent: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,31 +124,34 @@ pub enum Preset {
     Latency,
 }
 
-/// Percent, over the preset's.
+/// Percent over the preset's weights; a missing one is 100. The names are those of the cost formula.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default)]
 pub struct Weights {
-    /// `wq`
+    /// A millisecond in the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue: Option<i64>,
-    /// `wt`
+    pub wq: Option<i64>,
+    /// A millisecond of prefill, exposed transfer and what comes before the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub transfer: Option<i64>,
-    /// `wm`
+    pub wt: Option<i64>,
+    /// A millisecond of machine time taken.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub machine: Option<i64>,
-    /// `λ`
+    pub wm: Option<i64>,
+    /// A millisecond that a resident stream waits because of this prefill.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub interference: Option<i64>,
-    /// `wo`
+    pub lambda: Option<i64>,
+    /// A millisecond of the request's own decode.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub decode: Option<i64>,
-    /// `wd`
+    pub wo: Option<i64>,
+    /// A millisecond by which its decode slows the streams beside it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub residents: Option<i64>,
-    /// `uq`
+    pub wd: Option<i64>,
+    /// Missing an objective.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub objective_queue: Option<i64>,
+    pub v: Option<i64>,
+    /// How often the queue counts in the check of the objective for the first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uq: Option<i64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -245,21 +245,28 @@ pub enum FirstToken {
     Decode,
 }
 
-/// How long a run may wait for a state, in seconds.
+/// How long a run may stay in a state, in seconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timeouts {
+    /// From dispatch to the reservation on the decode worker.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_started_seconds: Option<i64>,
+    pub reserve_seconds: Option<i64>,
+    /// From dispatch to the first prefill step.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_completed_seconds: Option<i64>,
+    pub prefill_start_seconds: Option<i64>,
+    /// From the first prefill step to the seal.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_transfer_completed_seconds: Option<i64>,
+    pub prefill_seconds: Option<i64>,
+    /// From the seal to the last verified block.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub decode_started_seconds: Option<i64>,
+    pub transfer_seconds: Option<i64>,
+    /// From the KV being there to the first decode step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_start_seconds: Option<i64>,
     /// Between two tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub streaming_seconds: Option<i64>,
+    pub token_seconds: Option<i64>,
     /// From acceptance to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_seconds: Option<i64>,

@@ -106,14 +106,14 @@ pub enum EngineType {
 pub enum Dtype {
     #[default]
     Auto,
-    Float32,
+    F32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvCacheDtype {
     #[default]
     Auto,
-    Float16,
+    F16,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -229,6 +229,18 @@ pub enum Transport {
 pub struct Topology {
     /// Level (`host`, `rack`) → this pool's domain at it. Only where there is no node to read it from.
     pub domain: BTreeMap<String, String>,
+}
+
+/// Levels of topology, nearest first, where no operator's configuration says otherwise.
+pub const LEVELS: [&str; 4] = ["clique", "host", "rack", "zone"];
+
+impl Topology {
+    /// Level and domain, nearest level first.
+    pub fn path(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        LEVELS
+            .into_iter()
+            .filter_map(|level| Some((level, self.domain.get(level)?.as_str())))
+    }
 }
 
 fn one() -> i32 {

@@ -146,7 +146,7 @@ fn follow(
     };
     let path = format!("spec.{field}[{index}]");
     let mut wrong = |path: &str, message: String| {
-        problems.push(policy.origin.problem(policy.title(), path, message))
+        problems.push(policy.origin.problem(policy.title(), path, message));
     };
 
     let found: Vec<&Pool> = resources

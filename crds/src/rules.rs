@@ -3,15 +3,18 @@
 use std::collections::BTreeSet;
 
 use crate::policy::{Mode, NoPrefillAction, PoolReference, RoutePolicySpec};
-use crate::pool::{EngineType, PoolSpec};
+use crate::pool::{EngineType, LEVELS, PoolSpec};
 use crate::problem::Problem;
 use crate::resources::Origin;
 use crate::source::SourceError;
 
+/// In `levelPenaltyMilliseconds`: pairs that share no level.
+const BEYOND: &str = "beyond";
+
 pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut wrong = |path: &str, message: String| {
-        problems.push(origin.problem(title.to_owned(), path, message))
+        problems.push(origin.problem(title.to_owned(), path, message));
     };
 
     if let Err(error) = spec.model.source.location() {
@@ -69,23 +72,27 @@ pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem
             );
         }
     }
+    let levels = LEVELS.join(", ");
+    for level in spec
+        .topology
+        .domain
+        .keys()
+        .filter(|level| !LEVELS.contains(&level.as_str()))
+    {
+        let message = format!("{level} is no level of topology, must be one of {levels}");
+        wrong(&format!("spec.topology.domain.{level}"), message);
+    }
     problems
 }
 
 pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut wrong = |path: &str, message: String| {
-        problems.push(origin.problem(title.to_owned(), path, message))
+        problems.push(origin.problem(title.to_owned(), path, message));
     };
 
     match (spec.mode, spec.threshold_tokens) {
-        (Mode::Threshold, None) => {
-            wrong(
-                "spec.thresholdTokens",
-                "is required with mode Threshold: an integer from 0 to 16777216".to_owned(),
-            );
-        }
-        (Mode::Threshold, Some(_)) | (_, None) => {}
+        (_, None) | (Mode::Threshold, Some(_)) => {}
         (mode, Some(_)) => wrong(
             "spec.thresholdTokens",
             format!("must be left out with mode {mode:?}: it belongs to mode Threshold"),
@@ -160,6 +167,37 @@ pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Ve
                 format!("is required with action {:?}: its budget", rule.action),
             );
         }
+    }
+    let levels = LEVELS.join(", ");
+    let farthest = spec
+        .topology
+        .farthest_level
+        .iter()
+        .map(|level| ("spec.topology.farthestLevel".to_owned(), level));
+    let penalties = spec
+        .cost
+        .level_penalty_milliseconds
+        .keys()
+        .filter(|level| *level != BEYOND);
+    let penalties =
+        penalties.map(|level| (format!("spec.cost.levelPenaltyMilliseconds.{level}"), level));
+    for (path, level) in farthest
+        .chain(penalties)
+        .filter(|(_, level)| !LEVELS.contains(&level.as_str()))
+    {
+        wrong(
+            &path,
+            format!("{level} is no level of topology, must be one of {levels}"),
+        );
+    }
+    if spec.mode == Mode::Threshold && spec.threshold_tokens.is_none() {
+        let message = "is required with mode Threshold: an integer from 0 to 16777216".to_owned();
+        let problem = origin.problem(title.to_owned(), "spec.thresholdTokens", message);
+        // The line that asks for it, as there is none that holds it.
+        problems.push(Problem {
+            line: origin.line_of("spec.mode"),
+            ..problem
+        });
     }
     problems
 }

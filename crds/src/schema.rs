@@ -3,6 +3,8 @@
 //! The tables are the reader's; the types in [`crate::pool`] and [`crate::policy`] hold what passed them. They are kept
 //! apart because a type stops at its first error and knows no lines.
 
+#[cfg(test)]
+mod agreement;
 pub(crate) mod policy;
 pub(crate) mod pool;
 

@@ -23,24 +23,30 @@ const fn percent() -> Shape {
     integer(0, 1000)
 }
 
-/// Percent of the term's own milliseconds, over the preset's. Names are those of the terms in a decision record.
+const WEIGHT: Shape = integer(0, 10_000);
+
+/// Percent over the preset's; the names are those of the cost formula.
 static WEIGHTS: &[Field] = &[
-    field("queue", integer(0, 10_000)),
-    field("transfer", integer(0, 10_000)),
-    field("machine", integer(0, 10_000)),
-    field("interference", integer(0, 10_000)),
-    field("decode", integer(0, 10_000)),
-    field("residents", integer(0, 10_000)),
-    field("objectiveQueue", integer(0, 10_000)),
+    field("wq", WEIGHT),
+    field("wt", WEIGHT),
+    field("wm", WEIGHT),
+    field("lambda", WEIGHT),
+    field("wo", WEIGHT),
+    field("wd", WEIGHT),
+    field("v", WEIGHT),
+    field("uq", WEIGHT),
 ];
 
+const SECONDS: Shape = integer(1, 86_400);
+
 static TIMEOUTS: &[Field] = &[
-    field("prefillStartedSeconds", integer(1, 86_400)),
-    field("prefillCompletedSeconds", integer(1, 86_400)),
-    field("kvTransferCompletedSeconds", integer(1, 86_400)),
-    field("decodeStartedSeconds", integer(1, 86_400)),
-    field("streamingSeconds", integer(1, 86_400)),
-    field("totalSeconds", integer(1, 86_400)),
+    field("reserveSeconds", SECONDS),
+    field("prefillStartSeconds", SECONDS),
+    field("prefillSeconds", SECONDS),
+    field("transferSeconds", SECONDS),
+    field("decodeStartSeconds", SECONDS),
+    field("tokenSeconds", SECONDS),
+    field("totalSeconds", SECONDS),
 ];
 
 /// `spec` of `RoutePolicy`.
@@ -109,7 +115,6 @@ pub(crate) static ROUTE_POLICY: &[Field] = &[
                 },
             ),
             field("weights", Shape::Object(WEIGHTS)),
-            field("objectiveMilliseconds", integer(0, 3_600_000)),
             field("marginPercent", percent()),
             field("marginMilliseconds", integer(0, 3_600_000)),
             field("temperaturePercent", percent()),

@@ -98,15 +98,15 @@ static ENGINE: &[Field] = &[
     field(
         "dtype",
         Shape::Choice {
-            now: &["Auto", "Float32"],
-            later: &["Float16", "BFloat16"],
+            now: &["Auto", "F32"],
+            later: &["F16", "BF16"],
         },
     ),
     field(
         "kvCacheDtype",
         Shape::Choice {
-            now: &["Auto", "Float16"],
-            later: &["Float32", "BFloat16", "Float8E4M3", "Float8E5M2"],
+            now: &["Auto", "F16"],
+            later: &["F32", "BF16", "F8E4M3", "F8E5M2"],
         },
     ),
     field(
