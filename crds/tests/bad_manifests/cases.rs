@@ -8,7 +8,7 @@ pub struct Case {
 }
 
 const fn case(
-    pub old: &'static str,
+    old: &'static str,
     new: &'static str,
     path: &'static str,
     message: &'static str,
