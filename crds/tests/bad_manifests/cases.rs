@@ -1,10 +1,10 @@
 //! What is replaced in the good fleet, and what its author is told then.
 
-pub struct Case {
-    pub old: &'static str,
-    pub new: &'static str,
-    pub path: &'static str,
-    pub message: &'static str,
+pub(crate) struct Case {
+    pub(crate) old: &'static str,
+    pub(crate) new: &'static str,
+    pub(crate) path: &'static str,
+    pub(crate) message: &'static str,
 }
 
 const fn case(
@@ -21,7 +21,7 @@ const fn case(
     }
 }
 
-pub const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     // Names of fields.
     case(
         "    blockSize: 16",
