@@ -1,1 +1,45 @@
-//! placeholder, replaced in the first commit that has content
+//! Tests on real processes: what starts them, speaks to them and reads what they say about themselves.
+//!
+//! Nothing here stands in for the product: programs are those of `make build`, sockets are loopback, models compute.
+//!
+//! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
+//! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given.
+//! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
+//! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
+//! - [`wait`]: for a condition, with a deadline.
+
+pub mod binaries;
+pub mod fleet;
+pub mod http;
+pub mod manifest;
+pub mod metrics;
+pub mod openai;
+pub mod process;
+pub mod prompts;
+pub mod record;
+pub mod wait;
+
+/// Runs a scenario to its end on a runtime of its own and fails the test with the whole chain of causes.
+///
+/// # Panics
+/// When the scenario fails.
+pub fn scenario(run: impl Future<Output = anyhow::Result<()>>) {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => panic!("no runtime: {error}"),
+    };
+    // Boxed: a scenario's future holds the state of everything it awaits.
+    if let Err(error) = runtime.block_on(Box::pin(run)) {
+        panic!("{error:?}");
+    }
+}
+
+/// Says on a line of its own why a test did nothing.
+#[allow(clippy::print_stdout, reason = "a skipped test prints why")]
+pub fn skipped(reason: &str) {
+    println!("skipped: {reason}");
+}

@@ -1,0 +1,322 @@
+//! A running `baton up`: started, looked at, and ended with everything that it started.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::Signal;
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::binaries::repository;
+use crate::http::Client;
+use crate::manifest::Manifest;
+use crate::metrics::Metrics;
+use crate::process::{Process, runs, signal_process, tail};
+use crate::wait;
+
+/// The model is fetched and loaded within this; a machine that has neither is slow.
+const READY: Duration = Duration::from_secs(300);
+
+/// A clean end takes less: drains and a few processes.
+const ENDED: Duration = Duration::from_secs(30);
+
+/// One `baton up`. Call [`Fleet::end`] at the end of a test: what is dropped before prints what the processes wrote.
+#[derive(Debug)]
+pub struct Fleet {
+    up: Process,
+    /// The OpenAI API.
+    pub api: Client,
+    /// The router's admin address.
+    pub admin: Client,
+    folder: TempDir,
+    /// Every process that was ever in `processes.json`.
+    seen: Mutex<BTreeSet<u32>>,
+    ended: bool,
+}
+
+/// A line of `processes.json`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Started {
+    pub name: String,
+    pub role: String,
+    pub pid: u32,
+    pub address: String,
+}
+
+impl Fleet {
+    /// The fleet of `examples/quickstart.yaml`: the small real model.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn quickstart() -> Result<Self> {
+        Self::up(&repository().join("examples/quickstart.yaml")).await
+    }
+
+    /// A fleet of a test's own resources.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn of(manifest: &Manifest) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("fleet.yaml");
+        std::fs::write(&file, manifest.text())?;
+        Self::start(folder, &file).await
+    }
+
+    /// The fleet of a file.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn up(file: &Path) -> Result<Self> {
+        Self::start(tempfile::tempdir()?, file).await
+    }
+
+    async fn start(folder: TempDir, file: &Path) -> Result<Self> {
+        let state = folder.path().join("state");
+        let arguments = [
+            "up",
+            "-f",
+            path(file)?,
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--state-dir",
+            path(&state)?,
+        ];
+        let mut up = Process::start("baton", folder.path(), &arguments)?;
+        let ready = wait::until("baton up is ready", READY, async || {
+            if let Some(status) = up.ended() {
+                return Ok(Err(anyhow!("baton up ended with {status}")));
+            }
+            match ready_line(&up.output()) {
+                Some(addresses) => Ok(Ok(addresses)),
+                None => Err(tail(&up.output(), 5)),
+            }
+        })
+        .await
+        .and_then(|ready| ready);
+        let (api, admin) = match ready {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                let told = format!("{}\n{}", tail(&up.errors(), 20), logs(&state));
+                return Err(error.context(told));
+            }
+        };
+        let fleet = Self {
+            up,
+            api: Client::new(api),
+            admin: Client::new(admin),
+            folder,
+            seen: Mutex::default(),
+            ended: false,
+        };
+        fleet.processes()?;
+        Ok(fleet)
+    }
+
+    /// The state directory.
+    pub fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// What `processes.json` holds now.
+    ///
+    /// # Errors
+    /// It is not there, or not as documented.
+    pub fn processes(&self) -> Result<Vec<Started>> {
+        let file = self.state().join("processes.json");
+        let text =
+            std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let started: Vec<Started> =
+            serde_json::from_str(&text).with_context(|| format!("processes.json: {text}"))?;
+        if let Ok(mut seen) = self.seen.lock() {
+            seen.extend(started.iter().map(|process| process.pid));
+        }
+        Ok(started)
+    }
+
+    /// `GET /v1/fleet`.
+    ///
+    /// # Errors
+    /// The router does not say.
+    pub async fn view(&self) -> Result<Value> {
+        self.admin.get_json("/v1/fleet").await
+    }
+
+    /// Workers of `GET /v1/fleet`, of one role or of all.
+    ///
+    /// # Errors
+    /// The router does not say.
+    pub async fn workers(&self, role: Option<&str>) -> Result<Vec<Value>> {
+        let view = self.view().await?;
+        let workers = view["workers"].as_array().context("no workers")?;
+        Ok(workers
+            .iter()
+            .filter(|worker| {
+                role.is_none_or(|role| {
+                    worker["role"]
+                        .as_str()
+                        .is_some_and(|found| found.eq_ignore_ascii_case(role))
+                })
+            })
+            .cloned()
+            .collect())
+    }
+
+    /// The router's metrics.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        Metrics::parse(&self.admin.get("/metrics").await?.well()?.text())
+    }
+
+    /// Waits until no worker runs, queues, leases or quarantines anything, as every worker itself reports.
+    ///
+    /// # Errors
+    /// Something is left after that time, or a block was leaked.
+    pub async fn idle(&self, within: Duration) -> Result<()> {
+        wait::until("the fleet is idle", within, async || {
+            let workers = self.workers(None).await.map_err(|error| error.to_string())?;
+            let busy: Vec<String> = workers.iter().filter_map(occupied).collect();
+            if busy.is_empty() && !workers.is_empty() {
+                Ok(())
+            } else {
+                Err(busy.join("; "))
+            }
+        })
+        .await
+    }
+
+    /// Sends `baton up` a signal.
+    pub fn signal(&mut self, signal: Signal) {
+        self.up.signal(signal);
+    }
+
+    /// Ends it as Ctrl-C does; it must end well and leave no process behind.
+    ///
+    /// # Errors
+    /// It ends badly, or something it started still runs.
+    pub async fn end(mut self) -> Result<()> {
+        self.processes()?;
+        self.up.signal(Signal::INT);
+        let status = self.up.wait(ENDED)?;
+        let left: Vec<u32> = self.left();
+        ensure!(
+            status.success(),
+            "baton up ended with {status}: {}",
+            tail(&self.up.errors(), 5)
+        );
+        if !left.is_empty() {
+            bail!("still running after baton up has ended: {left:?}");
+        }
+        self.ended = true;
+        Ok(())
+    }
+
+    fn left(&self) -> Vec<u32> {
+        let Ok(seen) = self.seen.lock() else {
+            return Vec::new();
+        };
+        seen.iter().copied().filter(|pid| runs(*pid)).collect()
+    }
+}
+
+impl Drop for Fleet {
+    #[allow(clippy::print_stderr, reason = "what a failed test's processes wrote")]
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        // Read once more: a child that was restarted meanwhile must not outlive the test.
+        let _ = self.processes();
+        self.up.signal(Signal::TERM);
+        let _ = self.up.wait(ENDED);
+        for pid in self.left() {
+            signal_process(pid, Signal::KILL);
+        }
+        eprintln!("--- baton up\n{}", tail(&self.up.errors(), 20));
+        eprintln!("{}", logs(&self.state()));
+    }
+}
+
+/// What a worker of `/v1/fleet` still holds, or nothing.
+fn occupied(worker: &Value) -> Option<String> {
+    let count = |value: &Value| value.as_u64();
+    let blocks = &worker["blocks"];
+    let held = [
+        ("runningSequences", count(&worker["runningSequences"])),
+        ("queuedTokens", count(&worker["queuedTokens"])),
+        ("active", count(&blocks["active"])),
+        ("leased", count(&blocks["leased"])),
+        ("quarantined", count(&blocks["quarantined"])),
+        ("leaked", count(&blocks["leaked"])),
+    ];
+    let what: Vec<String> = held
+        .iter()
+        .filter(|(_, value)| *value != Some(0))
+        .map(|(name, value)| format!("{name} {value:?}"))
+        .collect();
+    (!what.is_empty()).then(|| format!("{}: {}", worker["id"], what.join(", ")))
+}
+
+/// Addresses in the line `ready http://HOST:PORT admin http://HOST:PORT`.
+fn ready_line(output: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let line = output.lines().find_map(|line| line.strip_prefix("ready "))?;
+    let (api, admin) = line.split_once(" admin ")?;
+    let address = |url: &str| url.trim().strip_prefix("http://")?.parse().ok();
+    Some((address(api)?, address(admin)?))
+}
+
+/// The ends of all logs of a state directory.
+fn logs(state: &Path) -> String {
+    let Ok(entries) = std::fs::read_dir(state.join("logs")) else {
+        return String::new();
+    };
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    files
+        .iter()
+        .map(|file| {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            format!("--- {}\n{}\n", file.display(), tail(&text, 15))
+        })
+        .collect()
+}
+
+/// # Errors
+/// The path is not text.
+pub(crate) fn path(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("{} is no text", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_line_gives_both_addresses() {
+        let output = "loading\nready http://127.0.0.1:8000 admin http://127.0.0.1:8001\n";
+        let (api, admin) = ready_line(output).unwrap();
+        assert_eq!((api.port(), admin.port()), (8000, 8001));
+        assert_eq!(ready_line("ready"), None);
+    }
+
+    #[test]
+    fn a_worker_without_its_counts_is_not_idle() {
+        let idle = serde_json::json!({"id": "w", "runningSequences": 0, "queuedTokens": 0,
+            "blocks": {"active": 0, "leased": 0, "quarantined": 0, "leaked": 0}});
+        assert_eq!(occupied(&idle), None);
+        let mut leased = idle.clone();
+        leased["blocks"]["leased"] = 3.into();
+        assert!(occupied(&leased).unwrap().contains("leased Some(3)"));
+        assert!(occupied(&serde_json::json!({"id": "w"})).is_some());
+    }
+}

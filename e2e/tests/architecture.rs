@@ -1,0 +1,195 @@
+//! The cut of the crates: which may know which, where engines and Kubernetes may be, and how files are kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::binaries::repository;
+use serde_json::Value;
+
+/// Crates of the workspace that each may name in `[dependencies]` and `[build-dependencies]`.
+const MAY_DEPEND: [(&str, &[&str]); 7] = [
+    ("baton-protocol", &[]),
+    ("baton-crds", &["baton-protocol"]),
+    ("baton-placement", &["baton-protocol"]),
+    ("baton-worker", &["baton-protocol", "baton-placement"]),
+    ("baton-router", &["baton-protocol", "baton-placement"]),
+    (
+        "baton",
+        &[
+            "baton-protocol",
+            "baton-crds",
+            "baton-placement",
+            "baton-worker",
+            "baton-router",
+        ],
+    ),
+    (
+        "baton-e2e",
+        &[
+            "baton-protocol",
+            "baton-crds",
+            "baton-placement",
+            "baton-worker",
+            "baton-router",
+            "baton",
+        ],
+    ),
+];
+
+/// Crates without input and output: nothing that opens, sends or waits.
+const PURE: [&str; 2] = ["baton-protocol", "baton-placement"];
+const INPUT_AND_OUTPUT: [&str; 6] = ["tokio", "hyper", "axum", "hyper-util", "rustix", "tempfile"];
+
+/// What only one crate may depend on, by the beginning of its name.
+const ONLY_IN: [(&str, &[&str]); 4] = [
+    ("candle", &["baton-worker"]),
+    ("kube", &[]),
+    ("k8s-openapi", &[]),
+    ("tokenizers", &["baton-router", "baton-worker"]),
+];
+
+const LONGEST_FILE: usize = 500;
+
+/// Direct dependencies of each crate of the workspace, tests' own left out.
+fn dependencies() -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(repository())
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(list(&metadata["packages"])
+        .iter()
+        .map(|package| {
+            let named = list(&package["dependencies"])
+                .iter()
+                .filter(|dependency| dependency["kind"].as_str() != Some("dev"))
+                .map(|dependency| text(&dependency["name"]))
+                .collect();
+            (text(&package["name"]), named)
+        })
+        .collect())
+}
+
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sources(&path, into)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Every Rust file of every crate: `src`, `tests`, `benches`.
+fn all_sources() -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(repository())? {
+        let folder = entry?.path();
+        if !folder.join("Cargo.toml").is_file() {
+            continue;
+        }
+        for part in ["src", "tests", "benches"] {
+            if folder.join(part).is_dir() {
+                sources(&folder.join(part), &mut files)?;
+            }
+        }
+    }
+    ensure!(files.len() > 50, "only {} files found", files.len());
+    Ok(files)
+}
+
+fn report(problems: &[String]) -> Result<()> {
+    ensure!(problems.is_empty(), "\n{}", problems.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn dependencies_point_one_way() -> Result<()> {
+    let crates = dependencies()?;
+    let mut problems = Vec::new();
+    for (name, named) in &crates {
+        let Some((_, allowed)) = MAY_DEPEND.iter().find(|(known, _)| known == name) else {
+            problems.push(format!("{name} is a new crate: say here what it may depend on"));
+            continue;
+        };
+        for dependency in named.iter().filter(|dependency| crates.contains_key(*dependency)) {
+            if !allowed.contains(&dependency.as_str()) {
+                problems.push(format!("{name} must not depend on {dependency}"));
+            }
+        }
+    }
+    report(&problems)
+}
+
+#[test]
+fn pure_crates_have_nothing_to_do_input_or_output_with() -> Result<()> {
+    let crates = dependencies()?;
+    let mut problems = Vec::new();
+    for name in PURE {
+        let named = crates.get(name).with_context(|| format!("no crate {name}"))?;
+        for dependency in INPUT_AND_OUTPUT.iter().filter(|one| named.contains(**one)) {
+            problems.push(format!("{name} must not depend on {dependency}"));
+        }
+    }
+    report(&problems)
+}
+
+#[test]
+fn engines_and_kubernetes_stay_where_they_belong() -> Result<()> {
+    let mut problems = Vec::new();
+    for (name, named) in dependencies()? {
+        for (prefix, allowed) in ONLY_IN {
+            for dependency in named.iter().filter(|one| one.starts_with(prefix)) {
+                if !allowed.contains(&name.as_str()) {
+                    problems.push(format!("{name} must not depend on {dependency}"));
+                }
+            }
+        }
+    }
+    report(&problems)
+}
+
+#[test]
+fn every_file_says_its_subject_first_and_is_short() -> Result<()> {
+    let mut problems = Vec::new();
+    for path in all_sources()? {
+        let text = std::fs::read_to_string(&path)?;
+        let lines = text.lines().count();
+        let shown = path.strip_prefix(repository()).unwrap_or(&path).display();
+        if lines > LONGEST_FILE {
+            problems.push(format!("{shown} has {lines} lines, {LONGEST_FILE} are allowed"));
+        }
+        if !text.starts_with("//! ") {
+            problems.push(format!("{shown} does not begin with `//! ` and its subject"));
+        }
+        if path.file_name().is_some_and(|name| name == "mod.rs") {
+            problems.push(format!("{shown}: a folder has its contents in a file beside it"));
+        }
+    }
+    report(&problems)
+}
+
+#[test]
+fn files_are_named_after_their_subject() -> Result<()> {
+    let problems: Vec<String> = all_sources()?
+        .iter()
+        .filter(|path| {
+            path.file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| {
+                ["utils", "util", "helpers", "common", "manager", "misc"].contains(&stem)
+            })
+        })
+        .map(|path| format!("{} says nothing about what it holds", path.display()))
+        .collect();
+    report(&problems)
+}
