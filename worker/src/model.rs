@@ -6,13 +6,17 @@
 //! Invariant of every implementation: what comes out for a sequence depends on its tokens alone. Not on what else is in the
 //! batch, not on how the prompt is chunked, not on whether its earlier blocks were computed here, reused or transferred.
 //!
-//! - `builtin`: Llama-architecture GGUF on the CPU. `tiny`: the same arithmetic over random weights, for tests.
-//! - `simulated`: no weights; a token is a hash of the tokens before it and time is modelled.
-//! - [`facts`]: what the card says of a model; `artifacts`: the tokenizer and the chat template that a model hands to routers.
+//! - [`builtin`]: Llama-architecture GGUF on the CPU. [`tiny`]: the same arithmetic over random weights, for tests.
+//! - [`simulated`]: no weights; a token is a hash of the tokens before it and time is modelled.
+//! - [`facts`]: what the card says of a model; [`artifacts`]: the tokenizer and the chat template that a model hands to routers.
 
 use crate::kv::store::{BlockId, BlockStore};
 
+pub mod artifacts;
+pub mod builtin;
 pub mod facts;
+pub mod simulated;
+pub mod tiny;
 
 pub use facts::{ModelFacts, Rope, Shape};
 

@@ -1,0 +1,361 @@
+//! Attention over the KV as it lies in the blocks: f16, the chunk's own tokens included.
+//!
+//! For one KV head at a time, the keys of a sequence are widened and transposed into tiles of 16 tokens, so that a vector holds
+//! one dimension of several tokens; the values are cut into panels of 16 dimensions. A score is then a chain of fused
+//! multiply-adds over the dimensions in order, an output a chain over the tokens in order. Which queries are computed together
+//! decides only how often a key is loaded: a chain never sees another query, and a token past a query's own position
+//! enters with weight zero.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use wide::f32x8;
+
+use super::super::{ModelError, Shape};
+use crate::kv::store::{BlockId, BlockStore};
+
+/// Tokens of a key tile and dimensions of a value panel: two vectors.
+pub const TILE: usize = 16;
+/// Queries computed together: with two vectors each they leave room for keys in 16 registers.
+const GROUP: usize = 4;
+
+/// Where things lie in a block, in f16 values: `[layer][K,V][token][kv_head][head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockLayout {
+    pub block_size: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl BlockLayout {
+    pub fn new(shape: &Shape, kv: &BlockStore) -> Self {
+        Self {
+            block_size: kv.geometry().block_size,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+        }
+    }
+
+    fn token_values(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// First value of the keys of a layer; the values of V follow after [`Self::side`].
+    fn layer(&self, layer: usize) -> usize {
+        layer * 2 * self.side()
+    }
+
+    fn side(&self) -> usize {
+        self.block_size * self.token_values()
+    }
+
+    /// Rounds rows of keys and values to f16 and writes them for the tokens from `start` on.
+    pub fn write(
+        &self,
+        kv: &BlockStore,
+        blocks: &[BlockId],
+        layer: usize,
+        start: usize,
+        keys: &[f32],
+        values: &[f32],
+    ) {
+        let width = self.token_values();
+        let mut token = start;
+        let mut done = 0;
+        let total = keys.len() / width;
+        while done < total {
+            let within = token % self.block_size;
+            let count = (self.block_size - within).min(total - done);
+            let mut block = kv.write(blocks[token / self.block_size]);
+            let block: &mut [f16] = bytemuck::cast_slice_mut(&mut block);
+            let source = done * width..(done + count) * width;
+            for (offset, rows) in [(0, keys), (self.side(), values)] {
+                let at = self.layer(layer) + offset + within * width;
+                block[at..at + count * width].convert_from_f32_slice(&rows[source.clone()]);
+            }
+            token += count;
+            done += count;
+        }
+    }
+}
+
+/// Buffers of the attention of one sequence in one layer, reused.
+#[derive(Clone, Debug, Default)]
+pub struct Attention {
+    /// `[tile][dimension][token of the tile]`.
+    keys: Vec<[f32; TILE]>,
+    /// `[panel][token][dimension of the panel]`.
+    values: Vec<[f32; TILE]>,
+    /// Keys of one tile before they are transposed, `[token][dimension]`.
+    staged: Vec<f32>,
+    /// One row of values.
+    row: Vec<f32>,
+    /// Queries computed together, `[dimension][query]`.
+    queries: Vec<[f32; GROUP]>,
+    /// Scores, then weights, of each query: `[query][token]`, padded to whole tiles.
+    scores: [Vec<[f32; TILE]>; GROUP],
+}
+
+/// Rows of one sequence that attend in one layer.
+#[derive(Debug)]
+pub struct Rows<'a> {
+    pub blocks: &'a [BlockId],
+    pub layer: usize,
+    /// Position of the first row.
+    pub start: usize,
+    /// Rotated queries, `[row][head][dimension]`.
+    pub queries: &'a [f32],
+}
+
+impl Attention {
+    /// Writes `[row][head][dimension]` to `out`. The KV of the rows themselves is in the blocks already.
+    pub fn attend(
+        &mut self,
+        kv: &BlockStore,
+        layout: BlockLayout,
+        rows: &Rows<'_>,
+        heads: usize,
+        out: &mut [f32],
+    ) {
+        let head_dim = layout.head_dim;
+        let width = heads * head_dim;
+        let sharing = heads / layout.kv_heads;
+        let count = rows.queries.len() / width;
+        let tokens = rows.start + count;
+        for kv_head in 0..layout.kv_heads {
+            self.load(kv, layout, rows, kv_head, tokens);
+            // (row, head) pairs that share this KV head, by row: neighbours see nearly the same tokens.
+            let pair = |index: usize| {
+                let row = index / sharing;
+                let head = kv_head * sharing + index % sharing;
+                (row, row * width + head * head_dim)
+            };
+            let mut index = 0;
+            while index < count * sharing {
+                let size = GROUP.min(count * sharing - index);
+                let mut visible = [0; GROUP];
+                let mut places = [0; GROUP];
+                for offset in 0..size {
+                    let (row, place) = pair(index + offset);
+                    visible[offset] = rows.start + row + 1;
+                    places[offset] = place;
+                }
+                let group = Group {
+                    head_dim,
+                    visible: &visible[..size],
+                    places: &places[..size],
+                };
+                match size {
+                    1 => self.group::<1>(&group, tokens, rows.queries, out),
+                    2 => self.group::<2>(&group, tokens, rows.queries, out),
+                    3 => self.group::<3>(&group, tokens, rows.queries, out),
+                    _ => self.group::<GROUP>(&group, tokens, rows.queries, out),
+                }
+                index += size;
+            }
+        }
+    }
+
+    /// Widens the keys and values of one KV head for tokens `0..tokens`.
+    fn load(
+        &mut self,
+        kv: &BlockStore,
+        layout: BlockLayout,
+        rows: &Rows<'_>,
+        kv_head: usize,
+        tokens: usize,
+    ) {
+        let head_dim = layout.head_dim;
+        let tiles = tokens.div_ceil(TILE);
+        self.keys.resize(tiles * head_dim, [0.0; TILE]);
+        self.values
+            .resize(head_dim / TILE * tokens, [0.0; TILE]);
+        self.staged.resize(TILE * head_dim, 0.0);
+        self.row.resize(head_dim, 0.0);
+        let mut token = 0;
+        for id in rows.blocks {
+            let block = kv.read(*id);
+            let block: &[f16] = bytemuck::cast_slice(&block);
+            for within in 0..layout.block_size.min(tokens - token) {
+                let at = layout.layer(rows.layer)
+                    + (within * layout.kv_heads + kv_head) * head_dim;
+                let staged = token % TILE;
+                block[at..at + head_dim].convert_to_f32_slice(
+                    &mut self.staged[staged * head_dim..(staged + 1) * head_dim],
+                );
+                let at = at + layout.side();
+                block[at..at + head_dim].convert_to_f32_slice(&mut self.row);
+                for (panel, values) in self.row.as_chunks::<TILE>().0.iter().enumerate() {
+                    self.values[panel * tokens + token] = *values;
+                }
+                token += 1;
+                if token % TILE == 0 || token == tokens {
+                    let first = (token - 1) / TILE * head_dim;
+                    transpose(&self.staged, &mut self.keys[first..first + head_dim]);
+                }
+            }
+            if token == tokens {
+                break;
+            }
+        }
+    }
+
+    fn group<const N: usize>(
+        &mut self,
+        group: &Group<'_>,
+        tokens: usize,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let head_dim = group.head_dim;
+        // The last row of a group sees the most.
+        let farthest = group.visible.iter().copied().max().unwrap_or(0);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        self.queries.clear();
+        self.queries.extend((0..head_dim).map(|dimension| {
+            std::array::from_fn(|query| {
+                let place = group.places.get(query).copied().unwrap_or(0);
+                queries[place + dimension] * scale
+            })
+        }));
+        let tiles = farthest.div_ceil(TILE);
+        for scores in self.scores.iter_mut().take(N) {
+            scores.resize(tiles, [0.0; TILE]);
+        }
+        for (tile, keys) in self.keys.chunks_exact(head_dim).take(tiles).enumerate() {
+            let found = dots::<N>(keys, &self.queries);
+            for (scores, found) in self.scores.iter_mut().zip(found) {
+                scores[tile] = found;
+            }
+        }
+        let mut totals = [0.0; N];
+        for (query, total) in totals.iter_mut().enumerate() {
+            *total = soften(&mut self.scores[query], group.visible[query]);
+        }
+        let weights: [&[f32]; N] =
+            std::array::from_fn(|query| &self.scores[query].as_flattened()[..farthest]);
+        for (panel, values) in self.values.chunks_exact(tokens).enumerate() {
+            let sums = weigh::<N>(&values[..farthest], weights);
+            for query in 0..N {
+                let place = group.places[query] + panel * TILE;
+                for (out, sum) in out[place..place + TILE].iter_mut().zip(sums[query]) {
+                    *out = sum / totals[query];
+                }
+            }
+        }
+    }
+}
+
+/// Queries computed together: how many tokens each sees and where it lies in the queries (and its output in the outputs).
+struct Group<'a> {
+    head_dim: usize,
+    visible: &'a [usize],
+    places: &'a [usize],
+}
+
+/// `[16 tokens][dimension]` to `[dimension][16 tokens]`.
+fn transpose(staged: &[f32], keys: &mut [[f32; TILE]]) {
+    let head_dim = keys.len();
+    for half in 0..2 {
+        for first in (0..head_dim).step_by(8) {
+            let square = std::array::from_fn(|token| {
+                let at = (half * 8 + token) * head_dim + first;
+                load(&staged[at..at + 8])
+            });
+            for (dimension, column) in f32x8::transpose(square).into_iter().enumerate() {
+                keys[first + dimension][half * 8..half * 8 + 8]
+                    .copy_from_slice(&column.to_array());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn load(values: &[f32]) -> f32x8 {
+    let mut lanes = [0.0; 8];
+    lanes.copy_from_slice(values);
+    f32x8::new(lanes)
+}
+
+#[inline(always)]
+fn halves(values: &[f32; TILE]) -> [f32x8; 2] {
+    let (left, right) = values.split_at(TILE / 2);
+    [load(left), load(right)]
+}
+
+#[inline(always)]
+fn joined(halves: [f32x8; 2]) -> [f32; TILE] {
+    let mut values = [0.0; TILE];
+    values[..8].copy_from_slice(&halves[0].to_array());
+    values[8..].copy_from_slice(&halves[1].to_array());
+    values
+}
+
+/// Scores of `N` queries against one tile of keys.
+#[inline(always)]
+fn dots<const N: usize>(keys: &[[f32; TILE]], queries: &[[f32; GROUP]]) -> [[f32; TILE]; N] {
+    let mut sums = [[f32x8::ZERO; 2]; N];
+    for (keys, queries) in keys.iter().zip(queries) {
+        let keys = halves(keys);
+        for query in 0..N {
+            let value = f32x8::splat(queries[query]);
+            for half in 0..2 {
+                sums[query][half] = keys[half].mul_add(value, sums[query][half]);
+            }
+        }
+    }
+    sums.map(joined)
+}
+
+/// Turns scores into weights e^(score − highest), zero past `visible`; returns their sum.
+fn soften(scores: &mut [[f32; TILE]], visible: usize) -> f32 {
+    scores.as_flattened_mut()[visible..].fill(f32::NEG_INFINITY);
+    let mut highest = f32x8::splat(f32::NEG_INFINITY);
+    for tile in scores.iter() {
+        let [left, right] = halves(tile);
+        highest = highest.max(left).max(right);
+    }
+    let highest = highest
+        .to_array()
+        .into_iter()
+        .fold(f32::NEG_INFINITY, f32::max);
+    let highest = f32x8::splat(highest);
+    let mut total = f32x8::ZERO;
+    for tile in scores.iter_mut() {
+        let weights = halves(tile).map(|half| (half - highest).exp());
+        total = total + weights[0] + weights[1];
+        *tile = joined(weights);
+    }
+    total.reduce_add()
+}
+
+/// Sums of one panel of values over the tokens, weighted for `N` queries.
+#[inline(always)]
+fn weigh<const N: usize>(values: &[[f32; TILE]], weights: [&[f32]; N]) -> [[f32; TILE]; N] {
+    let weights = weights.map(|weights| &weights[..values.len()]);
+    let mut sums = [[f32x8::ZERO; 2]; N];
+    for (token, values) in values.iter().enumerate() {
+        let values = halves(values);
+        for query in 0..N {
+            let weight = f32x8::splat(weights[query][token]);
+            for half in 0..2 {
+                sums[query][half] = values[half].mul_add(weight, sums[query][half]);
+            }
+        }
+    }
+    sums.map(joined)
+}
+
+/// Refuses a head size that the vectors do not divide.
+pub fn check_head_dim(head_dim: usize, file: &str) -> Result<(), ModelError> {
+    if head_dim == 0 || !head_dim.is_multiple_of(TILE) {
+        return Err(ModelError::Malformed {
+            file: file.to_owned(),
+            field: "llama.attention.key_length".to_owned(),
+            problem: format!("head size {head_dim} is not a multiple of {TILE}"),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
