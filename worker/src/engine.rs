@@ -1,0 +1,469 @@
+//! The engine: scheduler, model and KV pool as one state machine that is driven by [`Engine::step`] from outside.
+//!
+//! In production a compute thread drives it with the machine's clock; in simulation the simulated clock does. It never blocks
+//! but to compute, and knows no channel, no socket and no other worker. Its answers come out of `step` as events, in order.
+//!
+//! - [`scheduler`]: which tokens of which sequences a step computes. [`request`]: what is asked and what is answered.
+//! - `sequence`: what is remembered of an operation. `outcome`: what a computed step means for each. [`load`]: load reports.
+//! - [`fit`]: the cost coefficients that the engine learns of itself; `measure`: its first guess of them.
+//!
+//! Invariants: what a sequence generates depends on its tokens, sampling and seed alone, never on the batch, the chunks or
+//! preemption. No error comes of memory once a request is admitted. An operation ends with exactly one last event.
+
+mod begin;
+pub mod fit;
+pub mod load;
+pub mod measure;
+mod outcome;
+pub mod request;
+pub mod scheduler;
+mod sequence;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use baton_placement::coefficients::WorkerCoefficients;
+use baton_protocol::failure::{FailureClass, Refusal};
+use baton_protocol::ids::RunId;
+
+pub use self::fit::StepFit;
+pub use self::load::LoadBoard;
+pub use self::request::{
+    Admission, Admitted, EngineEvent, EngineRequest, PrefillTerms, Refused, RequestKind,
+};
+use self::scheduler::{Limits, Scheduler, StepPlan, Submission};
+use self::sequence::{Sequence, Sequences};
+use crate::kv::{KvPool, Reservation, Reserve};
+use crate::model::{Model, SequenceKey};
+use crate::sampling::Finish;
+
+/// What an engine is given besides model and memory.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    pub limits: Limits,
+    /// Tokens of one sequence, prompt and output; the model's context and the pool's size bound it further.
+    pub max_context: usize,
+    /// Milliseconds between two tokens that mixed steps must keep; none: a fixed chunk.
+    pub tpot_objective: Option<f64>,
+    /// Cost coefficients to begin with.
+    pub prior: WorkerCoefficients,
+}
+
+/// Measures the duration of work that is real, in milliseconds of any zero. Simulated models say their durations themselves.
+pub type Stopwatch = Box<dyn Fn() -> f64 + Send>;
+
+/// What one step came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// In order; those of one operation belong together.
+    pub events: Vec<(SequenceKey, EngineEvent)>,
+    /// Milliseconds that the step took, or takes in modelled time: its events are true after them.
+    pub duration: f64,
+    pub next: Next,
+}
+
+/// When to call again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// There is more to compute.
+    Again,
+    /// Something waits for memory, a hand-off or its deadline: after the next command, or within 50 ms.
+    Wait,
+    /// Nothing to do before the next command.
+    Idle,
+}
+
+/// Counts since the engine was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounters {
+    pub steps: u64,
+    pub preemptions: u64,
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
+}
+
+/// See the module's text.
+pub struct Engine {
+    model: Box<dyn Model>,
+    config: EngineConfig,
+    scheduler: Scheduler,
+    sequences: Sequences,
+    fit: StepFit,
+    board: Arc<LoadBoard>,
+    stopwatch: Stopwatch,
+    eos: Vec<u32>,
+    max_context: usize,
+    next_key: u64,
+    /// Chosen by `begin`, computed by `compute`.
+    plan: StepPlan,
+    /// Events of calls between steps.
+    early: Vec<(SequenceKey, EngineEvent)>,
+    counters: EngineCounters,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Engine")
+            .field("config", &self.config)
+            .field("scheduler", &self.scheduler)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    pub fn new(
+        model: Box<dyn Model>,
+        pool: KvPool,
+        config: EngineConfig,
+        stopwatch: Stopwatch,
+    ) -> Self {
+        let pool_tokens = pool.store().len() * pool.store().geometry().block_size;
+        Self {
+            eos: model.facts().eos_token_ids.clone(),
+            max_context: config
+                .max_context
+                .min(model.facts().shape.max_context)
+                .min(pool_tokens),
+            scheduler: Scheduler::new(config.limits),
+            sequences: Sequences {
+                pool,
+                all: HashMap::new(),
+            },
+            fit: StepFit::new(config.prior),
+            board: Arc::new(LoadBoard::new()),
+            stopwatch,
+            next_key: 0,
+            plan: StepPlan::default(),
+            early: Vec::new(),
+            counters: EngineCounters::default(),
+            config,
+            model,
+        }
+    }
+
+    pub fn pool(&self) -> &KvPool {
+        &self.sequences.pool
+    }
+
+    /// Tokens that one sequence may have, prompt and output.
+    pub fn max_context(&self) -> usize {
+        self.max_context
+    }
+
+    /// Where load reports are made from, by any thread.
+    pub fn board(&self) -> &Arc<LoadBoard> {
+        &self.board
+    }
+
+    /// The cost coefficients as fitted so far.
+    pub fn coefficients(&self) -> WorkerCoefficients {
+        self.fit.coefficients()
+    }
+
+    pub fn counters(&self) -> EngineCounters {
+        self.counters
+    }
+
+    /// Operations that have not ended.
+    pub fn operations(&self) -> usize {
+        self.sequences.all.len()
+    }
+
+    /// Takes an operation, at `now` milliseconds.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing is held then.
+    pub fn submit(&mut self, request: EngineRequest, now: f64) -> Result<Admitted, Refused> {
+        self.check(&request)?;
+        let geometry = self.sequences.pool.store().geometry();
+        let key = SequenceKey(self.next_key);
+        let mut sequence = Sequence::new(
+            request,
+            Admission {
+                load_sequence: 0,
+                cached_tokens: 0,
+                blocks: 0,
+            },
+            now,
+        );
+        let tokens = sequence.history.len();
+        let mut submission = Submission {
+            key,
+            priority: sequence.request.priority,
+            total_tokens: tokens,
+            expected_cached: 0,
+            pinned: sequence.opens_lease(),
+        };
+        let mut reservation = None;
+        if let RequestKind::Receive {
+            first_token_by_prefill,
+        } = sequence.request.kind
+        {
+            let reserved = self.reserve_for_handoff(&sequence, !first_token_by_prefill)?;
+            sequence.cached_tokens = reserved.cached_tokens();
+            sequence.admission.cached_tokens = reserved.cached_tokens();
+            sequence.admission.blocks = reserved.blocks().len();
+            reservation = Some(reserved);
+            self.scheduler.hold(submission);
+        } else {
+            let cached = self
+                .sequences
+                .pool
+                .cached_tokens(&sequence.history, &sequence.request.scope)
+                .min(tokens.saturating_sub(1));
+            submission.expected_cached = cached;
+            sequence.admission.cached_tokens = cached;
+            sequence.admission.blocks = geometry.blocks_for(tokens);
+            self.scheduler
+                .submit(submission)
+                .map_err(|full| Refused {
+                    reason: Refusal::QueueFull,
+                    message: full.to_string(),
+                    retry_after: self.retry_after(),
+                })?;
+        }
+        self.next_key += 1;
+        sequence.admission.load_sequence = self.board.write(self.scheduler.load());
+        let admission = sequence.admission;
+        self.sequences.all.insert(key, sequence);
+        Ok(Admitted {
+            key,
+            admission,
+            reservation,
+        })
+    }
+
+    /// The KV of a [`RequestKind::Receive`] is there: of all its tokens, or of all but the last where that is computed here.
+    /// It decodes from the next step on. False when it has ended meanwhile; the blocks are given back then.
+    pub fn attach(
+        &mut self,
+        key: SequenceKey,
+        reservation: Reservation,
+        first_token: Option<u32>,
+        now: f64,
+    ) -> bool {
+        let Some(sequence) = self.sequences.all.get_mut(&key) else {
+            return false;
+        };
+        let mut present = sequence.history.len();
+        if first_token.is_none() {
+            present = present.saturating_sub(1);
+        }
+        self.resume(key, reservation, present, first_token, now);
+        true
+    }
+
+    /// The hand-off of a [`RequestKind::Receive`] has failed: what is not in complete blocks is computed here. `first_token` if
+    /// the prefill worker had sampled it. False when the operation has ended meanwhile.
+    pub fn recompute(
+        &mut self,
+        key: SequenceKey,
+        reservation: Reservation,
+        first_token: Option<u32>,
+        now: f64,
+    ) -> bool {
+        let Some(sequence) = self.sequences.all.get_mut(&key) else {
+            return false;
+        };
+        let block_size = self.sequences.pool.store().geometry().block_size;
+        let total = sequence.history.len() + usize::from(first_token.is_some());
+        let present = (reservation.completed_blocks() * block_size).min(total.saturating_sub(1));
+        sequence.cached_tokens = present;
+        self.resume(key, reservation, present, first_token, now);
+        true
+    }
+
+    /// Ends an operation without an event. Blocks under a sealed lease stay there. False when it had ended already.
+    pub fn cancel(&mut self, key: SequenceKey) -> bool {
+        self.scheduler.remove(key);
+        self.board.write(self.scheduler.load());
+        self.early.retain(|(of, _)| *of != key);
+        self.sequences.all.remove(&key).is_some()
+    }
+
+    /// The operations of a run.
+    pub fn of_run(&self, run: &RunId) -> Vec<SequenceKey> {
+        let mut keys: Vec<_> = self
+            .sequences
+            .all
+            .iter()
+            .filter(|(_, sequence)| sequence.request.run == *run)
+            .map(|(key, _)| *key)
+            .collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// One step: [`Self::begin`] and [`Self::compute`]. What simulations call.
+    pub fn step(&mut self, now: f64) -> StepOutcome {
+        let mut begun = self.begin(now);
+        if begun.next == Next::Again {
+            let computed = self.compute(now);
+            begun.events.extend(computed.events);
+            begun.duration = computed.duration;
+            begun.next = computed.next;
+        }
+        begun
+    }
+
+    fn next(&self) -> Next {
+        if self.scheduler.has_work() {
+            Next::Again
+        } else if self.sequences.all.is_empty() {
+            Next::Idle
+        } else {
+            Next::Wait
+        }
+    }
+
+    fn resume(
+        &mut self,
+        key: SequenceKey,
+        reservation: Reservation,
+        present: usize,
+        first_token: Option<u32>,
+        now: f64,
+    ) {
+        let Some(sequence) = self.sequences.all.get_mut(&key) else {
+            return;
+        };
+        sequence.reservation = Some(reservation);
+        sequence.waits_since = now;
+        if let Some(token) = first_token {
+            sequence.history.push(token);
+            sequence.generated += 1;
+        }
+        let total = sequence.history.len();
+        let finish = first_token.and_then(|token| {
+            sequence
+                .request
+                .stopping
+                .finish(token, sequence.generated, &self.eos)
+                .or((total >= self.max_context).then_some(Finish::Length))
+        });
+        if let Some(finish) = finish {
+            let output_tokens = sequence.generated;
+            self.early.push((
+                key,
+                EngineEvent::Finished {
+                    finish,
+                    output_tokens,
+                    decode: 0.0,
+                },
+            ));
+            self.forget(key);
+        } else {
+            self.scheduler.join(key, total, present);
+        }
+        self.board.write(self.scheduler.load());
+    }
+
+    fn forget(&mut self, key: SequenceKey) {
+        self.scheduler.remove(key);
+        self.sequences.all.remove(&key);
+    }
+
+    fn fail(
+        &mut self,
+        key: SequenceKey,
+        class: FailureClass,
+        message: String,
+        events: &mut Vec<(SequenceKey, EngineEvent)>,
+    ) {
+        self.forget(key);
+        events.push((key, EngineEvent::Failed { class, message }));
+    }
+
+    fn check(&self, request: &EngineRequest) -> Result<(), Refused> {
+        let invalid = |message: String| Refused {
+            reason: Refusal::InvalidRequest,
+            message,
+            retry_after: 0,
+        };
+        let tokens = request.tokens.len();
+        let vocabulary = self.model.facts().shape.vocabulary;
+        if tokens == 0 {
+            return Err(invalid("tokens: empty: a prompt needs one token".to_owned()));
+        }
+        if request.generated as usize > tokens {
+            return Err(invalid(format!(
+                "generated: {} of {tokens} tokens cannot have been generated",
+                request.generated
+            )));
+        }
+        if let Some(token) = request
+            .tokens
+            .iter()
+            .find(|token| **token as usize >= vocabulary)
+        {
+            return Err(invalid(format!(
+                "tokens: id {token} is beyond the vocabulary of {vocabulary}: tokenise with this worker's tokenizer"
+            )));
+        }
+        if request.generated >= request.stopping.max_tokens {
+            return Err(invalid(format!(
+                "maxTokens: {} were generated of {}: nothing is left to do",
+                request.generated, request.stopping.max_tokens
+            )));
+        }
+        if let RequestKind::Prefill(terms) = &request.kind
+            && !terms.sample_first
+            && tokens < 2
+        {
+            return Err(invalid(
+                "tokens: the reader computes the last one, so nothing is left to compute here"
+                    .to_owned(),
+            ));
+        }
+        if tokens >= self.max_context {
+            return Err(Refused {
+                reason: Refusal::TooLong,
+                message: format!(
+                    "tokens: {tokens} and one to come are more than the {} that one sequence may have here",
+                    self.max_context
+                ),
+                retry_after: 0,
+            });
+        }
+        Ok(())
+    }
+
+    fn reserve_for_handoff(
+        &self,
+        sequence: &Sequence,
+        leave_last: bool,
+    ) -> Result<Reservation, Refused> {
+        if !self.scheduler.has_seat() {
+            return Err(Refused {
+                reason: Refusal::QueueFull,
+                message: format!(
+                    "all {} sequences are taken: try again later or on another worker",
+                    self.config.limits.max_sequences
+                ),
+                retry_after: self.retry_after(),
+            });
+        }
+        let pool = &self.sequences.pool;
+        pool.reserve(&Reserve {
+            tokens: &sequence.history,
+            scope: &sequence.request.scope,
+            room: sequence.room(pool.store().geometry().block_size),
+            leave_last,
+        })
+        .map_err(|full| Refused {
+            reason: Refusal::PoolFull,
+            message: full.to_string(),
+            retry_after: self.retry_after(),
+        })
+    }
+
+    /// A guess of when a place is free: the prompts that wait, one after the other; at least 50 ms, one report period.
+    fn retry_after(&self) -> u64 {
+        let load = self.scheduler.load();
+        let coefficients = self.fit.coefficients();
+        let backlog = coefficients.b * load.queued_tokens as f64;
+        (backlog as u64).clamp(50, 10_000)
+    }
+}
