@@ -3,12 +3,13 @@
 //! - [`store`]: the bytes. [`pool`]: who owns them, shared by all threads; [`state`] is its pure heart.
 //! - [`reservation`]: a request's hold on blocks. [`blocks`]: references, prefix cache, eviction. [`events`]: what the cache
 //!   gained and lost.
-//! - [`lease`]: the right of another worker to read.
+//! - [`lease`]: the right of another worker to read; [`intake`]: reading, and proving what was read.
 //! - [`clock`]: time as an argument.
 
 pub mod blocks;
 pub mod clock;
 pub mod events;
+pub mod intake;
 pub mod lease;
 pub mod pool;
 pub mod reservation;

@@ -4,9 +4,10 @@
 //! each block as soon as it is published. What arrives is promised by the manifest, accompanied by the header that lay beside the
 //! block before and after its bytes were read, and proven by the sink: a transport moves bytes and judges nothing.
 
-//pub mod fault;
+pub mod choice;
+pub mod fault;
 pub mod local;
-//pub mod tcp;
+pub mod tcp;
 
 #[cfg(test)]
 mod conformance {}
@@ -171,8 +172,10 @@ pub trait BlockSource: Debug + Send + Sync {
         transfer: &TransferId,
         index: u32,
     ) -> Next;
-    /// The header beside a block now.
-    fn header(&self, block: BlockId) -> BlockHeader;
+    /// The header beside a block, before its bytes are read.
+    fn header_before(&self, block: BlockId) -> BlockHeader;
+    /// And after: if the block was reused meanwhile, this is another one.
+    fn header_after(&self, block: BlockId) -> BlockHeader;
     /// Runs `read` on the bytes of a block.
     fn bytes(
         &self,
@@ -209,8 +212,12 @@ impl BlockSource for KvPool {
         self.next_block(lease, generation, transfer, index)
     }
 
-    fn header(&self, block: BlockId) -> BlockHeader {
-        Self::header(self, block)
+    fn header_before(&self, block: BlockId) -> BlockHeader {
+        self.header(block)
+    }
+
+    fn header_after(&self, block: BlockId) -> BlockHeader {
+        self.header(block)
     }
 
     fn bytes(

@@ -73,23 +73,33 @@ impl LocalTransport {
                         told = true;
                         sink.sealed(end);
                     }
-                    let before = source.header(entry.block);
-                    sink.place(index, &mut |target| {
-                        source.bytes(entry.block, &mut |bytes| {
-                            target.copy_from_slice(bytes);
-                            Ok(bytes.len())
+                    let before = source.header_before(entry.block);
+                    let copied = sink
+                        .place(index, &mut |target| {
+                            source.bytes(entry.block, &mut |bytes| {
+                                // Asked while the bytes are locked: if the lease lives now, nobody can have reused the block.
+                                let now = source.next(*lease, *generation, transfer, index);
+                                if !matches!(now, Next::Block { entry: now, .. } if now == entry) {
+                                    return Ok(0);
+                                }
+                                target.copy_from_slice(bytes);
+                                Ok(bytes.len())
+                            })
                         })
-                    })
-                    .map_err(TransportError::Refused)?
-                    .map_err(|cause| TransportError::Lost {
-                        address: request.address.clone(),
-                        cause,
-                    })?;
+                        .map_err(TransportError::Refused)?
+                        .map_err(|cause| TransportError::Lost {
+                            address: request.address.clone(),
+                            cause,
+                        })?;
+                    if copied == 0 {
+                        // The lease has ended: the next question tells why.
+                        continue;
+                    }
                     let arrival = Arrival {
                         index,
                         promised: entry.header,
                         before,
-                        after: source.header(entry.block),
+                        after: source.header_after(entry.block),
                     };
                     sink.arrived(&arrival).map_err(TransportError::Refused)?;
                     index += 1;

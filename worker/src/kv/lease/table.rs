@@ -48,7 +48,7 @@ pub struct LeaseCounters {
     /// Claims whose reader's process is gone.
     pub dead_claims: u64,
     /// Reads that their reader could not verify.
-    pub verification_failures: u64,
+    pub unverified: u64,
     /// Blocks that nobody but the reaper would have freed.
     pub orphan_blocks_reaped: u64,
 }
@@ -189,7 +189,7 @@ impl LeaseTable {
             .and_then(|lease| lease.check_reader(generation, transfer));
         if legal.is_ok() {
             if !verified {
-                self.counters.verification_failures += 1;
+                self.counters.unverified += 1;
             }
             self.counters.completed += 1;
             let ended = self.end(id, Gone::Completed, Some(transfer.clone()), now);

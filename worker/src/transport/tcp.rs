@@ -1,0 +1,91 @@
+//! `Tcp`: always there. Bytes go from the source's block to the socket and from the socket into the reader's block, without a
+//! buffer between.
+//!
+//! Socket buffers are left to the kernel, which grows them with the link; a fixed size would switch that off.
+
+mod client;
+mod frame;
+mod server;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{BlockSink, BlockSource, End, FetchRequest, Listening, Transport, TransportError};
+
+/// How long each side waits, and for how many.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpOptions {
+    /// For the connection to be made.
+    pub connect: Duration,
+    /// For the peer's preamble and first frame.
+    pub handshake: Duration,
+    /// A source that has nothing to send says so this often.
+    pub alive: Duration,
+    /// A reader that hears nothing for this long gives up. Several times `alive` of the peer.
+    pub silence: Duration,
+    /// A source whose reader takes nothing for this long drops it.
+    pub stalled: Duration,
+    /// Readers served at the same time. Each costs a socket and a few hundred bytes; more readers than this many decode
+    /// sequences at once do not exist in a fleet whose pools are sized by blocks.
+    pub readers: usize,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            handshake: Duration::from_secs(2),
+            alive: Duration::from_millis(500),
+            silence: Duration::from_secs(3),
+            stalled: Duration::from_secs(5),
+            readers: 1024,
+        }
+    }
+}
+
+/// The transport.
+#[derive(Clone, Debug, Default)]
+pub struct TcpTransport {
+    options: TcpOptions,
+}
+
+impl TcpTransport {
+    /// With these waits.
+    pub fn new(options: TcpOptions) -> Self {
+        Self { options }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn kind(&self) -> &'static str {
+        "Tcp"
+    }
+
+    fn listen<'a>(
+        &'a self,
+        address: &'a str,
+        source: Arc<dyn BlockSource>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'a, io::Result<Listening>> {
+        Box::pin(async move {
+            let listener = TcpListener::bind(address).await?;
+            Ok(Listening {
+                address: listener.local_addr()?.to_string(),
+                run: Box::pin(server::serve(listener, source, self.options, stop)),
+            })
+        })
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        request: &'a FetchRequest,
+        sink: &'a mut dyn BlockSink,
+    ) -> BoxFuture<'a, Result<End, TransportError>> {
+        Box::pin(client::fetch(self.options, request, sink))
+    }
+}

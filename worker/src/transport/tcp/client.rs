@@ -1,0 +1,259 @@
+//! The reading side of the TCP transport.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::TcpOptions;
+use super::frame::{Frame, MAX_TRANSFER, Open, PREAMBLE, Why};
+use crate::transport::{Arrival, BlockSink, End, FetchRequest, TransportError};
+
+/// Control bytes are read in pieces of this size. What is read beyond a `Block` frame is the start of its bytes and has to be
+/// copied; this is small beside a block.
+const READ: usize = 512;
+
+struct Connection<'a> {
+    stream: TcpStream,
+    address: &'a str,
+    silence: Duration,
+    buffer: Vec<u8>,
+}
+
+pub(super) async fn fetch(
+    options: TcpOptions,
+    request: &FetchRequest,
+    sink: &mut dyn BlockSink,
+) -> Result<End, TransportError> {
+    let address = request.address.as_str();
+    let lost = |cause| TransportError::Lost {
+        address: address.to_owned(),
+        cause,
+    };
+    if request.transfer.0.len() > MAX_TRANSFER {
+        return Err(TransportError::Protocol {
+            address: address.to_owned(),
+            message: format!("the transfer id is longer than {MAX_TRANSFER} bytes"),
+        });
+    }
+    let stream = timeout(options.connect, TcpStream::connect(address))
+        .await
+        .map_err(|_| lost(io::ErrorKind::TimedOut.into()))?
+        .map_err(lost)?;
+    stream.set_nodelay(true).map_err(lost)?;
+    let mut connection = Connection {
+        stream,
+        address,
+        silence: options.handshake,
+        buffer: Vec::with_capacity(READ),
+    };
+    connection.open(request).await?;
+    connection.silence = options.silence;
+    connection.blocks(request, sink).await
+}
+
+impl Connection<'_> {
+    async fn open(&mut self, request: &FetchRequest) -> Result<(), TransportError> {
+        let mut out = PREAMBLE.to_vec();
+        Frame::Open(Open {
+            lease: request.lease,
+            generation: request.generation,
+            transfer: request.transfer.clone(),
+            first_block: request.first_block,
+            layout: request.layout,
+            block_bytes: request.block_bytes as u64,
+        })
+        .encode(&mut out);
+        timeout(self.silence, self.stream.write_all(&out))
+            .await
+            .map_err(|_| self.silent())?
+            .map_err(|cause| self.lost(cause))?;
+        while self.buffer.len() < PREAMBLE.len() {
+            self.fill().await?;
+        }
+        if self.buffer[..PREAMBLE.len()] != PREAMBLE {
+            return Err(self.protocol("it does not speak this version of the KV transport"));
+        }
+        self.buffer.drain(..PREAMBLE.len());
+        match self.frame().await? {
+            Frame::Accepted => Ok(()),
+            Frame::Ended(why) => Err(self.ended(why)),
+            _ => Err(self.protocol("it answered an open with another frame")),
+        }
+    }
+
+    async fn blocks(
+        &mut self,
+        request: &FetchRequest,
+        sink: &mut dyn BlockSink,
+    ) -> Result<End, TransportError> {
+        let mut next = request.first_block;
+        let mut told: Option<u32> = None;
+        let mut tell = |end: u32, sink: &mut dyn BlockSink| {
+            let first = told.is_none();
+            if first {
+                sink.sealed(end);
+            }
+            *told.get_or_insert(end) == end
+        };
+        loop {
+            match self.frame().await? {
+                Frame::Alive => {}
+                Frame::Block {
+                    index,
+                    sealed,
+                    promised,
+                    before,
+                } => {
+                    if index != next || sealed.is_some_and(|end| !tell(end, sink)) {
+                        return Err(self.protocol("its blocks are out of order"));
+                    }
+                    self.bytes(index, request.block_bytes, sink).await?;
+                    let Frame::Tail { after } = self.frame().await? else {
+                        return Err(self.protocol("a block came without its tail"));
+                    };
+                    sink.arrived(&Arrival {
+                        index,
+                        promised,
+                        before,
+                        after,
+                    })
+                    .map_err(TransportError::Refused)?;
+                    next += 1;
+                }
+                Frame::Sealed { end } => {
+                    // A source may have fewer blocks than the reader starts from, never one that it did not send.
+                    if end > next || !tell(end, sink) {
+                        return Err(self.protocol("its end does not fit the blocks that came"));
+                    }
+                    return Ok(End { end });
+                }
+                Frame::Ended(why) => return Err(self.ended(why)),
+                Frame::Open(_) | Frame::Accepted | Frame::Tail { .. } => {
+                    return Err(self.protocol("a frame came that has no place here"));
+                }
+            }
+        }
+    }
+
+    /// Moves the block's bytes into their place: what the buffer has of them, then straight from the socket.
+    async fn bytes(
+        &mut self,
+        index: u32,
+        length: usize,
+        sink: &mut dyn BlockSink,
+    ) -> Result<(), TransportError> {
+        let buffered = self.buffer.len().min(length);
+        let (buffer, stream) = (&self.buffer, &self.stream);
+        self.place(sink, index, &mut |target| {
+            check_length(target, length)?;
+            target[..buffered].copy_from_slice(&buffer[..buffered]);
+            Ok(buffered)
+        })?;
+        let mut filled = buffered;
+        while filled < length {
+            timeout(self.silence, stream.readable())
+                .await
+                .map_err(|_| self.silent())?
+                .map_err(|cause| self.lost(cause))?;
+            let read = self.place(sink, index, &mut |target| {
+                check_length(target, length)?;
+                match stream.try_read(&mut target[filled..]) {
+                    Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                    other => other,
+                }
+            })?;
+            filled += read;
+        }
+        self.buffer.drain(..buffered);
+        Ok(())
+    }
+
+    fn place(
+        &self,
+        sink: &mut dyn BlockSink,
+        index: u32,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> Result<usize, TransportError> {
+        sink.place(index, fill)
+            .map_err(TransportError::Refused)?
+            .map_err(|cause| self.lost(cause))
+    }
+
+    async fn frame(&mut self) -> Result<Frame, TransportError> {
+        loop {
+            match Frame::decode(&self.buffer) {
+                Ok(Some((frame, used))) => {
+                    self.buffer.drain(..used);
+                    return Ok(frame);
+                }
+                Ok(None) => self.fill().await?,
+                Err(error) => return Err(self.protocol(&error.to_string())),
+            }
+        }
+    }
+
+    /// Reads some control bytes.
+    async fn fill(&mut self) -> Result<(), TransportError> {
+        let mut piece = [0; READ];
+        loop {
+            timeout(self.silence, self.stream.readable())
+                .await
+                .map_err(|_| self.silent())?
+                .map_err(|cause| self.lost(cause))?;
+            match self.stream.try_read(&mut piece) {
+                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(read) => {
+                    self.buffer.extend_from_slice(&piece[..read]);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(cause) => return Err(self.lost(cause)),
+            }
+        }
+    }
+
+    fn lost(&self, cause: io::Error) -> TransportError {
+        TransportError::Lost {
+            address: self.address.to_owned(),
+            cause,
+        }
+    }
+
+    fn silent(&self) -> TransportError {
+        TransportError::Silent {
+            address: self.address.to_owned(),
+            milliseconds: u64::try_from(self.silence.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn protocol(&self, message: &str) -> TransportError {
+        TransportError::Protocol {
+            address: self.address.to_owned(),
+            message: message.to_owned(),
+        }
+    }
+
+    fn ended(&self, why: Why) -> TransportError {
+        let address = self.address.to_owned();
+        match why {
+            Why::Gone(gone) => TransportError::Gone(gone),
+            Why::Layout => TransportError::Layout { address },
+            Why::Busy => TransportError::Busy { address },
+        }
+    }
+}
+
+fn check_length(target: &[u8], length: usize) -> io::Result<()> {
+    if target.len() == length {
+        Ok(())
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the place of a block has another size than the block",
+        ))
+    }
+}

@@ -1,0 +1,296 @@
+//! The serving side of the TCP transport: bounded readers, every connection a task of one set that ends with it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::TcpOptions;
+use super::frame::{Frame, Open, PREAMBLE, Why};
+use crate::kv::lease::{ManifestEntry, Next};
+use crate::transport::BlockSource;
+
+/// After a failed accept (no file descriptors): long enough not to spin, short beside any deadline.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+
+pub(super) async fn serve(
+    listener: TcpListener,
+    source: Arc<dyn BlockSource>,
+    options: TcpOptions,
+    stop: CancellationToken,
+) {
+    let readers = Arc::new(Semaphore::new(options.readers));
+    // Dropped with this future, which ends them all.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    warn!(%error, "a transfer connection ended by a bug");
+                }
+            }
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    let Ok(permit) = Arc::clone(&readers).try_acquire_owned() else {
+                        warn!(%peer, readers = options.readers, "too many transfer connections, one refused");
+                        refuse(&stream);
+                        continue;
+                    };
+                    let source = Arc::clone(&source);
+                    let stop = stop.clone();
+                    connections.spawn(async move {
+                        let ended = tokio::select! {
+                            () = stop.cancelled() => Ok(()),
+                            ended = connection(stream, &*source, options) => ended,
+                        };
+                        if let Err(error) = ended {
+                            debug!(%peer, %error, "a transfer connection ended early");
+                        }
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    warn!(%error, "accepting a transfer connection failed");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                }
+            },
+        }
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Tells a reader that is one too many, without waiting for it.
+fn refuse(stream: &TcpStream) {
+    let mut out = PREAMBLE.to_vec();
+    Frame::Ended(Why::Busy).encode(&mut out);
+    // If it does not fit into a fresh socket's buffer the reader sees the connection close, which says as much.
+    let _ = stream.try_write(&out);
+}
+
+async fn connection(
+    stream: TcpStream,
+    source: &dyn BlockSource,
+    options: TcpOptions,
+) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let open = timeout(options.handshake, read_open(&stream))
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let mut serving = Serving {
+        stream,
+        source,
+        options,
+        open,
+        out: PREAMBLE.to_vec(),
+    };
+    let ended = serving.run().await?;
+    if let Some(last) = ended {
+        last.encode(&mut serving.out);
+    }
+    serving.flush().await?;
+    serving.wait_for_close().await;
+    Ok(())
+}
+
+/// Preamble and `Open`, and not a byte more: a reader has nothing else to say.
+async fn read_open(stream: &TcpStream) -> io::Result<Open> {
+    let malformed = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+    let mut buffer = Vec::new();
+    loop {
+        let mut piece = [0; 512];
+        stream.readable().await?;
+        match stream.try_read(&mut piece) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => buffer.extend_from_slice(&piece[..read]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        }
+        let preamble = buffer.len().min(PREAMBLE.len());
+        if buffer[..preamble] != PREAMBLE[..preamble] {
+            return Err(malformed("another protocol or version".to_owned()));
+        }
+        match Frame::decode(&buffer[preamble..]).map_err(|error| malformed(error.to_string()))? {
+            Some((Frame::Open(open), used)) if preamble + used == buffer.len() => return Ok(open),
+            Some(_) => {
+                return Err(malformed(
+                    "the first frame is no open, or not the only one".to_owned(),
+                ));
+            }
+            None => {}
+        }
+    }
+}
+
+struct Serving<'a> {
+    stream: TcpStream,
+    source: &'a dyn BlockSource,
+    options: TcpOptions,
+    open: Open,
+    /// Control bytes not yet written; they go out together with the next block.
+    out: Vec<u8>,
+}
+
+impl Serving<'_> {
+    fn next(&self, index: u32) -> Next {
+        let Open {
+            lease,
+            generation,
+            transfer,
+            ..
+        } = &self.open;
+        self.source.next(*lease, *generation, transfer, index)
+    }
+
+    /// Serves until there is a last frame to send; `None` when the reader has gone.
+    async fn run(&mut self) -> io::Result<Option<Frame>> {
+        let Open {
+            lease,
+            generation,
+            transfer,
+            ..
+        } = &self.open;
+        let mut changes = match self.source.watch(*lease, *generation, transfer) {
+            Ok(changes) => changes,
+            Err(gone) => return Ok(Some(Frame::Ended(Why::Gone(gone)))),
+        };
+        // Only a claimant learns what layout there is.
+        if self.open.layout != self.source.layout()
+            || self.open.block_bytes != self.source.block_bytes() as u64
+        {
+            return Ok(Some(Frame::Ended(Why::Layout)));
+        }
+        Frame::Accepted.encode(&mut self.out);
+        let mut index = self.open.first_block;
+        loop {
+            // Seen before asking: a change in between is then not waited for.
+            changes.mark_unchanged();
+            match self.next(index) {
+                Next::Block { entry, sealed } => {
+                    self.block(index, entry, sealed).await?;
+                    index += 1;
+                }
+                Next::Sealed { end } => return Ok(Some(Frame::Sealed { end })),
+                Next::Gone(gone) => return Ok(Some(Frame::Ended(Why::Gone(gone)))),
+                Next::Wait => {
+                    self.flush().await?;
+                    if !self.wait(&mut changes).await? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a change of the lease, with a sign of life now and then. False when the reader has gone.
+    async fn wait(&mut self, changes: &mut watch::Receiver<u64>) -> io::Result<bool> {
+        loop {
+            tokio::select! {
+                // An error says that the lease has ended: the next question tells why.
+                _ = changes.changed() => return Ok(true),
+                readable = self.stream.readable() => {
+                    readable?;
+                    let mut byte = [0];
+                    match self.stream.try_read(&mut byte) {
+                        Ok(0) => return Ok(false),
+                        Ok(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a reader that talks")),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                () = tokio::time::sleep(self.options.alive) => {
+                    Frame::Alive.encode(&mut self.out);
+                    self.flush().await?;
+                    // The lease may have expired without anybody noticing yet.
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    async fn block(
+        &mut self,
+        index: u32,
+        entry: ManifestEntry,
+        sealed: Option<u32>,
+    ) -> io::Result<()> {
+        Frame::Block {
+            index,
+            sealed,
+            promised: entry.header,
+            before: self.source.header_before(entry.block),
+        }
+        .encode(&mut self.out);
+        let length = self.source.block_bytes();
+        let (mut control, mut written) = (0, 0);
+        while written < length {
+            self.writable().await?;
+            let taken = self.source.bytes(entry.block, &mut |bytes| {
+                // Asked while the bytes are locked: if the lease lives now, nobody can have reused the block, and none of another
+                // request's bytes leave. A block cannot be broken off but by closing.
+                if !matches!(self.next(index), Next::Block { entry: now, .. } if now == entry) {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                let slices = [
+                    io::IoSlice::new(&self.out[control..]),
+                    io::IoSlice::new(&bytes[written..]),
+                ];
+                would_block(self.stream.try_write_vectored(&slices))
+            })?;
+            let of_control = taken.min(self.out.len() - control);
+            control += of_control;
+            written += taken - of_control;
+        }
+        self.out.clear();
+        Frame::Tail {
+            after: self.source.header_after(entry.block),
+        }
+        .encode(&mut self.out);
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        let mut written = 0;
+        while written < self.out.len() {
+            self.writable().await?;
+            written += would_block(self.stream.try_write(&self.out[written..]))?;
+        }
+        self.out.clear();
+        Ok(())
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        timeout(self.options.stalled, self.stream.writable())
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Lets the reader close first, so that the last frame is not lost to a reset.
+    async fn wait_for_close(&self) {
+        let _ = timeout(self.options.handshake, async {
+            loop {
+                self.stream.readable().await?;
+                let mut byte = [0];
+                match self.stream.try_read(&mut byte) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    _ => return io::Result::Ok(()),
+                }
+            }
+        })
+        .await;
+    }
+}
+
+fn would_block(written: io::Result<usize>) -> io::Result<usize> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+        other => other,
+    }
+}
