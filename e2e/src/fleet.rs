@@ -131,8 +131,7 @@ impl Fleet {
     /// It is not there, or not as documented.
     pub fn processes(&self) -> Result<Vec<Started>> {
         let file = self.state().join("processes.json");
-        let text =
-            std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let started: Vec<Started> =
             serde_json::from_str(&text).with_context(|| format!("processes.json: {text}"))?;
         if let Ok(mut seen) = self.seen.lock() {
@@ -183,7 +182,10 @@ impl Fleet {
     /// Something is left after that time, or a block was leaked.
     pub async fn idle(&self, within: Duration) -> Result<()> {
         wait::until("the fleet is idle", within, async || {
-            let workers = self.workers(None).await.map_err(|error| error.to_string())?;
+            let workers = self
+                .workers(None)
+                .await
+                .map_err(|error| error.to_string())?;
             let busy: Vec<String> = workers.iter().filter_map(occupied).collect();
             if busy.is_empty() && !workers.is_empty() {
                 Ok(())
@@ -268,7 +270,9 @@ fn occupied(worker: &Value) -> Option<String> {
 
 /// Addresses in the line `ready http://HOST:PORT admin http://HOST:PORT`.
 fn ready_line(output: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let line = output.lines().find_map(|line| line.strip_prefix("ready "))?;
+    let line = output
+        .lines()
+        .find_map(|line| line.strip_prefix("ready "))?;
     let (api, admin) = line.split_once(" admin ")?;
     let address = |url: &str| url.trim().strip_prefix("http://")?.parse().ok();
     Some((address(api)?, address(admin)?))

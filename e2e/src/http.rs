@@ -299,9 +299,15 @@ mod tests {
     #[test]
     fn events_are_read_with_name_and_without() {
         let plain = event("data: {\"a\":1}\n\n").unwrap();
-        assert_eq!((plain.name.as_str(), plain.data.as_str()), ("message", "{\"a\":1}"));
+        assert_eq!(
+            (plain.name.as_str(), plain.data.as_str()),
+            ("message", "{\"a\":1}")
+        );
         let named = event("event: error\ndata: a\ndata: b\n\n").unwrap();
-        assert_eq!((named.name.as_str(), named.data.as_str()), ("error", "a\nb"));
+        assert_eq!(
+            (named.name.as_str(), named.data.as_str()),
+            ("error", "a\nb")
+        );
         assert_eq!(event(": alive\n\n"), None);
     }
 }

@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn samples_are_summed_over_the_labels_not_asked_for() {
-        let text = "# HELP a b\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"1\",y=\"4\"} 5\nb 7.5\n# EOF\n";
+        let text =
+            "# HELP a b\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"1\",y=\"4\"} 5\nb 7.5\n# EOF\n";
         let metrics = Metrics::parse(text).unwrap();
         assert_eq!(metrics.sum("a_total", &[("x", "1")]), Some(8.0));
         assert_eq!(metrics.sum("a_total", &[("y", "4")]), Some(5.0));

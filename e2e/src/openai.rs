@@ -129,14 +129,16 @@ impl Completion {
         let body = answer.json()?;
         let choice = &body["choices"][0];
         let logprobs = &choice["logprobs"];
-        let list = |name: &str| -> Vec<Value> {
-            logprobs[name].as_array().cloned().unwrap_or_default()
-        };
+        let list =
+            |name: &str| -> Vec<Value> { logprobs[name].as_array().cloned().unwrap_or_default() };
         let tokens = list("tokens")
             .iter()
             .zip(list("token_logprobs"))
             .map(|(token, logprob)| {
-                (token.as_str().unwrap_or_default().to_owned(), logprob.to_string())
+                (
+                    token.as_str().unwrap_or_default().to_owned(),
+                    logprob.to_string(),
+                )
             })
             .collect();
         let usage = &body["usage"];

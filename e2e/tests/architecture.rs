@@ -55,7 +55,13 @@ const LONGEST_FILE: usize = 500;
 /// Direct dependencies of each crate of the workspace, tests' own left out.
 fn dependencies() -> Result<BTreeMap<String, BTreeSet<String>>> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .args([
+            "metadata",
+            "--offline",
+            "--no-deps",
+            "--format-version",
+            "1",
+        ])
         .current_dir(repository())
         .output()?;
     ensure!(
@@ -120,10 +126,15 @@ fn dependencies_point_one_way() -> Result<()> {
     let mut problems = Vec::new();
     for (name, named) in &crates {
         let Some((_, allowed)) = MAY_DEPEND.iter().find(|(known, _)| known == name) else {
-            problems.push(format!("{name} is a new crate: say here what it may depend on"));
+            problems.push(format!(
+                "{name} is a new crate: say here what it may depend on"
+            ));
             continue;
         };
-        for dependency in named.iter().filter(|dependency| crates.contains_key(*dependency)) {
+        for dependency in named
+            .iter()
+            .filter(|dependency| crates.contains_key(*dependency))
+        {
             if !allowed.contains(&dependency.as_str()) {
                 problems.push(format!("{name} must not depend on {dependency}"));
             }
@@ -137,7 +148,9 @@ fn pure_crates_have_nothing_to_do_input_or_output_with() -> Result<()> {
     let crates = dependencies()?;
     let mut problems = Vec::new();
     for name in PURE {
-        let named = crates.get(name).with_context(|| format!("no crate {name}"))?;
+        let named = crates
+            .get(name)
+            .with_context(|| format!("no crate {name}"))?;
         for dependency in INPUT_AND_OUTPUT.iter().filter(|one| named.contains(**one)) {
             problems.push(format!("{name} must not depend on {dependency}"));
         }
@@ -168,13 +181,19 @@ fn every_file_says_its_subject_first_and_is_short() -> Result<()> {
         let lines = text.lines().count();
         let shown = path.strip_prefix(repository()).unwrap_or(&path).display();
         if lines > LONGEST_FILE {
-            problems.push(format!("{shown} has {lines} lines, {LONGEST_FILE} are allowed"));
+            problems.push(format!(
+                "{shown} has {lines} lines, {LONGEST_FILE} are allowed"
+            ));
         }
         if !text.starts_with("//! ") {
-            problems.push(format!("{shown} does not begin with `//! ` and its subject"));
+            problems.push(format!(
+                "{shown} does not begin with `//! ` and its subject"
+            ));
         }
         if path.file_name().is_some_and(|name| name == "mod.rs") {
-            problems.push(format!("{shown}: a folder has its contents in a file beside it"));
+            problems.push(format!(
+                "{shown}: a folder has its contents in a file beside it"
+            ));
         }
     }
     report(&problems)
@@ -185,9 +204,11 @@ fn files_are_named_after_their_subject() -> Result<()> {
     let problems: Vec<String> = all_sources()?
         .iter()
         .filter(|path| {
-            path.file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| {
-                ["utils", "util", "helpers", "common", "manager", "misc"].contains(&stem)
-            })
+            path.file_stem()
+                .and_then(|stem| stem.to_str())
+                .is_some_and(|stem| {
+                    ["utils", "util", "helpers", "common", "manager", "misc"].contains(&stem)
+                })
         })
         .map(|path| format!("{} says nothing about what it holds", path.display()))
         .collect();

@@ -1,0 +1,463 @@
+//! Every request is placed by what it costs, and the record says how: on idle workers, on busy ones, with a prefix cached.
+//!
+//! The records of the scenario are then explained, replayed and tampered with through the command.
+
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::openai::{Ask, Completion, Stream};
+use baton_e2e::prompts::story;
+use baton_e2e::record::{OBSERVABLE, REMOTE_STATES, Record};
+use baton_e2e::{binaries, scenario, wait};
+use serde_json::Value;
+
+const MODEL: &str = "smollm2-135m-instruct";
+const SOON: Duration = Duration::from_secs(60);
+
+#[test]
+fn requests_go_where_they_cost_least_and_records_say_why() {
+    scenario(async {
+        let fleet = Fleet::quickstart().await?;
+        let short = a_short_request_stays_local(&fleet).await?;
+        let idle = a_long_request_on_idle_workers_stays_local(&fleet).await?;
+        let remote = a_long_request_beside_decode_everywhere_goes_remote(&fleet).await?;
+        let hit = Box::pin(the_same_again_beside_decode_finds_its_prefix_and_stays(
+            &fleet,
+        ))
+        .await?;
+        the_remote_record_is_whole(&remote)?;
+        for record in [&short, &idle, &remote, &hit] {
+            the_record_is_as_documented(record)?;
+        }
+        the_metrics_agree(&fleet).await?;
+
+        let runs = [&short, &idle, &remote, &hit].map(|record| record.text("run").to_owned());
+        explain_prints_what_a_person_reads(&fleet, &runs[2]).await?;
+        replay_reproduces_every_record(&fleet)?;
+        a_tampered_record_is_found(&fleet)?;
+        another_policy_names_what_would_move(&fleet, &runs[2])?;
+        fleet.end().await
+    });
+}
+
+async fn record(fleet: &Fleet, answer: &Completion) -> Result<Record> {
+    let record = Record::of(&fleet.admin, &answer.run).await?;
+    record.check_order()?;
+    Ok(record)
+}
+
+async fn a_short_request_stays_local(fleet: &Fleet) -> Result<Record> {
+    fleet.idle(SOON).await?;
+    let answer = Ask::new(MODEL, "List three colours.", 8)
+        .send(&fleet.api)
+        .await?;
+    let record = record(fleet, &answer).await?;
+    ensure!(
+        record.kind()? == "Local",
+        "short, but {}",
+        record.text("explanation")
+    );
+    Ok(record)
+}
+
+async fn a_long_request_on_idle_workers_stays_local(fleet: &Fleet) -> Result<Record> {
+    fleet.idle(SOON).await?;
+    let answer = Ask::new(MODEL, &story(1, 28), 8).send(&fleet.api).await?;
+    let record = record(fleet, &answer).await?;
+    ensure!(
+        record.kind()? == "Local",
+        "long on idle workers, but {}",
+        record.text("explanation")
+    );
+    Ok(record)
+}
+
+/// Streams until every decode worker generates. Those that meet on one worker are kept too: they only make it busier.
+async fn everyone_generates(fleet: &Fleet) -> Result<Vec<Stream>> {
+    let mut streams = Vec::new();
+    for index in 0..8 {
+        let prompt = format!("Story number {index}: once upon a time");
+        let mut stream = Ask::new(MODEL, &prompt, 2000)
+            .with("ignore_eos", true)
+            .stream(&fleet.api)
+            .await?;
+        stream.text().await?.context("no first token")?;
+        streams.push(stream);
+        if index > 0 && all_decode(fleet).await.is_ok() {
+            return Ok(streams);
+        }
+    }
+    wait::until("every decode worker generates", SOON, async || {
+        all_decode(fleet).await
+    })
+    .await?;
+    Ok(streams)
+}
+
+async fn all_decode(fleet: &Fleet) -> Result<(), String> {
+    let workers = fleet
+        .workers(Some("decode"))
+        .await
+        .map_err(|error| error.to_string())?;
+    let generates = |worker: &Value| {
+        worker["runningSequences"].as_u64() > Some(0) && worker["queuedTokens"].as_u64() == Some(0)
+    };
+    if workers.len() == 2 && workers.iter().all(generates) {
+        Ok(())
+    } else {
+        Err(format!("{workers:?}"))
+    }
+}
+
+async fn a_long_request_beside_decode_everywhere_goes_remote(fleet: &Fleet) -> Result<Record> {
+    fleet.idle(SOON).await?;
+    let streams = everyone_generates(fleet).await?;
+    let answer = Ask::new(MODEL, &story(2, 28), 8).send(&fleet.api).await?;
+    all_decode(fleet)
+        .await
+        .map_err(|seen| anyhow::anyhow!("the workers did not generate all the time: {seen}"))?;
+    drop(streams);
+    let record = record(fleet, &answer).await?;
+    ensure!(
+        record.kind()? == "Remote",
+        "long, every decode worker generating, but {}: {}",
+        record.text("explanation"),
+        record.0["candidates"]
+    );
+    Ok(record)
+}
+
+async fn the_same_again_beside_decode_finds_its_prefix_and_stays(fleet: &Fleet) -> Result<Record> {
+    fleet.idle(SOON).await?;
+    let streams = everyone_generates(fleet).await?;
+    // Begins as the one before, so its KV is where that was decoded.
+    let prompt = format!("{} And in the end", story(2, 28));
+    let answer = Ask::new(MODEL, &prompt, 8).send(&fleet.api).await?;
+    drop(streams);
+    let record = record(fleet, &answer).await?;
+    ensure!(
+        record.kind()? == "Local",
+        "its prefix is cached, but {}: {}",
+        record.text("explanation"),
+        record.0["candidates"]
+    );
+    let prompt_tokens = answer.output.prompt_tokens;
+    let chosen = record.chosen()?;
+    let expected = chosen["cachedTokens"]["decode"].as_u64().unwrap_or(0);
+    ensure!(
+        expected > prompt_tokens / 2 && answer.cached_tokens > prompt_tokens / 2,
+        "of {prompt_tokens} tokens {expected} were expected in the cache, {} were found",
+        answer.cached_tokens
+    );
+    // The other decode worker has not seen it: there the same prompt is estimated to cost far more.
+    let candidates = record.0["candidates"].as_array().context("no candidates")?;
+    let elsewhere = candidates
+        .iter()
+        .filter(|candidate| candidate["kind"] == "Local" && candidate["decode"] != chosen["decode"])
+        .filter_map(|candidate| candidate["terms"]["prefill"].as_f64())
+        .fold(f64::INFINITY, f64::min);
+    let here = chosen["terms"]["prefill"]
+        .as_f64()
+        .context("no prefill term")?;
+    ensure!(
+        here * 2.0 < elsewhere,
+        "prefill {here} ms here, {elsewhere} ms elsewhere"
+    );
+    Ok(record)
+}
+
+fn the_remote_record_is_whole(record: &Record) -> Result<()> {
+    let states = record.states()?;
+    for state in REMOTE_STATES {
+        ensure!(states.contains(&state), "{state} is not in {states:?}");
+    }
+    ensure!(states.len() == REMOTE_STATES.len(), "{states:?}");
+    let chosen = record.chosen()?;
+    for term in OBSERVABLE {
+        for (what, terms) in [
+            ("estimate", &chosen["terms"]),
+            ("actual", &record.0["actual"]["terms"]),
+        ] {
+            ensure!(
+                terms[term].is_number(),
+                "{what} of {term} is {}",
+                terms[term]
+            );
+        }
+    }
+    ensure!(record.bytes() > 0, "no bytes in {}", record.0["actual"]);
+    ensure!(
+        record.0["actual"]["transport"]
+            .as_str()
+            .is_some_and(|kind| !kind.is_empty()),
+        "no transport in {}",
+        record.0["actual"]
+    );
+    for entry in record.0["states"].as_array().context("no states")? {
+        for field in [
+            "at",
+            "attempt",
+            "worker",
+            "incarnation",
+            "domain",
+            "inferred",
+        ] {
+            ensure!(entry.get(field).is_some(), "{field} is missing in {entry}");
+        }
+    }
+    Ok(())
+}
+
+/// Every field of the contract is there, and what cannot be observed is null.
+fn the_record_is_as_documented(record: &Record) -> Result<()> {
+    ensure!(
+        record.text("schema") == "baton.decision.v1",
+        "schema {}",
+        record.0["schema"]
+    );
+    for field in [
+        "run",
+        "requestId",
+        "time",
+        "now",
+        "randomSeed",
+        "coefficients",
+        "policy",
+        "fleetVersion",
+        "indexAgeMilliseconds",
+        "model",
+        "kvIdentity",
+        "mode",
+        "input",
+        "candidates",
+        "filtered",
+        "chosen",
+        "runnerUp",
+        "reason",
+        "explanation",
+        "states",
+        "actual",
+        "assurance",
+        "fallback",
+        "outcome",
+    ] {
+        ensure!(
+            record.0.get(field).is_some(),
+            "{field} is missing in {}",
+            record.0
+        );
+    }
+    let terms = record.0["actual"]["terms"]
+        .as_object()
+        .context("no actual terms")?;
+    for (term, value) in terms {
+        ensure!(
+            value.is_null() || OBSERVABLE.contains(&term.as_str()),
+            "{term} cannot be observed, yet it says {value}"
+        );
+    }
+    for candidate in record.0["candidates"].as_array().context("no candidates")? {
+        for term in [
+            "queue",
+            "prefill",
+            "transfer",
+            "synchronization",
+            "admission",
+            "machine",
+            "interference",
+            "decode",
+            "residents",
+            "objective",
+            "penalty",
+        ] {
+            ensure!(
+                candidate["terms"][term].is_number(),
+                "{term} is missing in {candidate}"
+            );
+        }
+        ensure!(
+            candidate["mean"].as_f64() <= candidate["upper"].as_f64(),
+            "upper is below mean in {candidate}"
+        );
+    }
+    let text = record.0.to_string();
+    ensure!(
+        !text.contains("ferry") && !text.contains("colours"),
+        "the prompt is in {text}"
+    );
+    Ok(())
+}
+
+async fn the_metrics_agree(fleet: &Fleet) -> Result<()> {
+    let metrics = fleet.metrics().await?;
+    for plan in ["Local", "Remote"] {
+        ensure!(
+            metrics.count("baton_decisions_total", &[("plan", plan)]) >= 1.0,
+            "no decision counted for {plan}"
+        );
+    }
+    for name in [
+        "baton_requests_total",
+        "baton_time_to_first_token_seconds_count",
+        "baton_time_per_output_token_seconds_count",
+        "baton_request_duration_seconds_count",
+        "baton_decision_duration_seconds_count",
+        "baton_estimate_error_ratio_count",
+        "baton_transfer_bytes_total",
+        "baton_transfer_duration_seconds_count",
+        "baton_index_blocks",
+        "baton_inflight_requests",
+    ] {
+        ensure!(metrics.has(name), "{name} is missing");
+    }
+    ensure!(
+        metrics.count("baton_transfer_bytes_total", &[]) > 0.0,
+        "no bytes counted"
+    );
+    Ok(())
+}
+
+async fn command(arguments: &[&str]) -> Result<Output> {
+    let program = binaries::program("baton")?;
+    let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+    Ok(tokio::task::spawn_blocking(move || {
+        std::process::Command::new(program).args(arguments).output()
+    })
+    .await??)
+}
+
+fn command_now(arguments: &[&str]) -> Result<Output> {
+    Ok(std::process::Command::new(binaries::program("baton")?)
+        .args(arguments)
+        .output()?)
+}
+
+fn told(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+async fn explain_prints_what_a_person_reads(fleet: &Fleet, run: &str) -> Result<()> {
+    let state = fleet.state();
+    let state = state.to_str().context("state directory")?;
+    let admin = fleet.admin.address().to_string();
+    for place in [["--state-dir", state], ["--admin", &admin]] {
+        let output = command(&["explain", run, place[0], place[1]]).await?;
+        let text = told(&output);
+        ensure!(output.status.code() == Some(0), "{text}");
+        for word in [
+            "Remote", "Local", "prefill", "transfer", "queue", "estimate", "actual",
+        ] {
+            ensure!(
+                text.to_lowercase().contains(&word.to_lowercase()),
+                "{word} is not in\n{text}"
+            );
+        }
+        let output = command(&["explain", run, place[0], place[1], "--output", "json"]).await?;
+        let parsed: Value =
+            serde_json::from_slice(&output.stdout).with_context(|| told(&output))?;
+        ensure!(parsed["run"] == run, "{parsed}");
+    }
+    let output = command(&["explain", "no-such-run", "--state-dir", state]).await?;
+    ensure!(output.status.code() == Some(1), "{}", told(&output));
+    Ok(())
+}
+
+fn record_files(fleet: &Fleet) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(fleet.state().join("decisions"))? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "jsonl")
+        {
+            files.push(path);
+        }
+    }
+    ensure!(!files.is_empty(), "no record files");
+    Ok(files)
+}
+
+fn replay(files: &[PathBuf], more: &[&str]) -> Result<Output> {
+    let mut arguments = vec!["replay"];
+    for file in files {
+        arguments.push(file.to_str().context("file name")?);
+    }
+    arguments.extend_from_slice(more);
+    command_now(&arguments)
+}
+
+fn replay_reproduces_every_record(fleet: &Fleet) -> Result<()> {
+    let files = record_files(fleet)?;
+    let mut records = 0;
+    for file in &files {
+        records += std::fs::read_to_string(file)?.lines().count();
+    }
+    let output = replay(&files, &[])?;
+    let text = told(&output);
+    ensure!(output.status.code() == Some(0), "{text}");
+    ensure!(
+        records >= 4 && text.contains(&records.to_string()),
+        "{records} records:\n{text}"
+    );
+    Ok(())
+}
+
+/// What was decided does not follow from what is recorded any more.
+fn a_tampered_record_is_found(fleet: &Fleet) -> Result<()> {
+    let files = record_files(fleet)?;
+    let text = std::fs::read_to_string(&files[0])?;
+    for field in ["prefill", "queue"] {
+        let mut lines: Vec<Value> = text
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()?;
+        let record = lines.last_mut().context("no record")?;
+        let chosen = record["chosen"].as_u64().context("nothing was chosen")?;
+        let term = &mut record["candidates"][usize::try_from(chosen)?]["terms"][field];
+        let was = term.as_f64().context("no such term")?;
+        *term = (was + 0.001).into();
+        let folder = fleet.state().join("decisions");
+        let file = folder.join("tampered.jsonl");
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(&file, text)?;
+        let output = replay(std::slice::from_ref(&file), &[]);
+        std::fs::remove_file(&file)?;
+        let output = output?;
+        ensure!(
+            output.status.code() == Some(1),
+            "{field} was {was}, a thousandth more is not noticed: {}",
+            told(&output)
+        );
+    }
+    Ok(())
+}
+
+fn another_policy_names_what_would_move(fleet: &Fleet, remote: &str) -> Result<()> {
+    let file = fleet.state().join("aggregated.yaml");
+    std::fs::write(
+        &file,
+        format!(
+            "apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: aggregated}}\nspec:\n  \
+             model: {MODEL}\n  prefillPools: [{{name: prefill}}]\n  decodePools: [{{name: decode}}]\n  mode: Aggregated\n"
+        ),
+    )?;
+    let output = replay(
+        &record_files(fleet)?,
+        &["--policy", file.to_str().context("file name")?],
+    )?;
+    let text = told(&output);
+    ensure!(output.status.code() == Some(0), "{text}");
+    ensure!(
+        text.contains(remote),
+        "{remote} would have stayed local, but is not named:\n{text}"
+    );
+    Ok(())
+}
