@@ -1,1 +1,11 @@
-//! placeholder, replaced in the first commit that has content
+//! placeholder essay
+pub mod coefficients;
+pub mod cost;
+mod digest;
+pub mod fleet;
+pub mod index;
+pub mod place;
+pub mod policy;
+pub mod record;
+pub mod replay;
+pub mod rng;

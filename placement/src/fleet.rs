@@ -1,0 +1,155 @@
+//! What placement knows of the workers: an immutable snapshot, built anew at each change and swapped as a whole.
+//!
+//! `fleet::build` is how a router fills it, `fleet::links` what lies between two domains.
+
+mod build;
+mod links;
+
+use std::sync::Arc;
+
+use baton_protocol::ids::{Incarnation, WorkerId};
+use serde::{Deserialize, Serialize};
+
+pub use build::{FleetBuilder, FleetError, ReportedLoad, WorkerEntry};
+pub use links::domain_key;
+pub(crate) use links::{Links, NoRoute, Route};
+
+use crate::coefficients::CoefficientSet;
+use crate::cost::ChunkRule;
+
+/// A worker's position in a [`Fleet`].
+pub type WorkerIndex = usize;
+
+/// The name of the level of two workers that share none.
+pub const BEYOND: &str = "beyond";
+
+/// An immutable picture of all workers and links. Cheap to share, never changed.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    pub version: u64,
+    /// Routers that place on these workers, this one included.
+    pub routers: u32,
+    /// Level names, nearest first; a pair that shares none has level `levels.len()`, named [`BEYOND`].
+    pub levels: Vec<String>,
+    pub coefficients: Arc<CoefficientSet>,
+    /// Digest of `coefficients`.
+    pub coefficients_digest: String,
+    pub workers: Workers,
+    /// Pool names; workers name them by position.
+    pub pools: Vec<String>,
+    pub(crate) links: Links,
+    /// One row of bits per compatibility class of a prefill worker.
+    pub(crate) compatible: Vec<Vec<bool>>,
+}
+
+/// Parallel arrays, one entry per worker.
+#[derive(Clone, Debug, Default)]
+pub struct Workers {
+    pub id: Vec<WorkerId>,
+    pub incarnation: Vec<Incarnation>,
+    /// The worker's position in prefix hits.
+    pub slot: Vec<u32>,
+    pub pool: Vec<u32>,
+    pub state: Vec<WorkerState>,
+    pub can_prefill: Vec<bool>,
+    pub can_decode: Vec<bool>,
+    pub kv_identity: Vec<String>,
+    pub adapters: Vec<Vec<String>>,
+    /// Position in `coefficients.workers`.
+    pub class: Vec<u32>,
+    pub chunks: Vec<ChunkRule>,
+    pub queued_tokens: Vec<u64>,
+    pub queued_sequences: Vec<u32>,
+    pub running_sequences: Vec<u32>,
+    pub context_tokens: Vec<u64>,
+    pub own: Vec<OwnDispatches>,
+    pub step_remaining: Vec<f64>,
+    /// The time of the last load report, on the clock of `now`.
+    pub reported_at: Vec<f64>,
+    /// The time at which the prefix index was last known to be in step.
+    pub indexed_at: Vec<f64>,
+    pub total_blocks: Vec<u32>,
+    /// Free or evictable.
+    pub free_blocks: Vec<u32>,
+    pub block_size: Vec<u32>,
+    pub bytes_per_token: Vec<u64>,
+    pub max_sequences: Vec<u32>,
+    pub(crate) domain: Vec<u32>,
+    pub(crate) compatibility: Vec<u32>,
+    pub(crate) transports: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WorkerState {
+    #[default]
+    Ready,
+    /// Takes nothing new.
+    Draining,
+    /// Its stream is gone.
+    Lost,
+}
+
+/// What this router sent to a worker and no load report counts yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnDispatches {
+    /// Uncached prompt tokens to compute there, and the prompts they are in.
+    pub queued_tokens: u64,
+    pub queued_sequences: u32,
+    /// Sequences that will decode there, and the context they bring.
+    pub sequences: u32,
+    pub context_tokens: u64,
+    pub blocks: u32,
+}
+
+/// Whether a link may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BreakerState {
+    #[default]
+    Closed,
+    /// No pair uses it.
+    Open,
+    /// One run at a time may try it. A snapshot says `HalfOpen` while that run may still be placed, and `Open` again
+    /// while it is under way.
+    HalfOpen,
+}
+
+impl Fleet {
+    pub fn len(&self) -> usize {
+        self.workers.id.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.workers.id.is_empty()
+    }
+
+    /// The worker of that name.
+    pub fn find(&self, id: &WorkerId) -> Option<WorkerIndex> {
+        self.workers.id.iter().position(|known| known == id)
+    }
+
+    /// The nearest level that two workers share; `levels.len()` for none.
+    pub fn level(&self, first: WorkerIndex, second: WorkerIndex) -> usize {
+        self.links
+            .level(self.workers.domain[first], self.workers.domain[second])
+    }
+
+    /// A level's name.
+    pub fn level_name(&self, level: usize) -> &str {
+        self.levels.get(level).map_or(BEYOND, String::as_str)
+    }
+
+    /// Whether KV computed by the first may be used by the second.
+    pub fn compatible(&self, prefill: WorkerIndex, decode: WorkerIndex) -> bool {
+        let row = self.workers.compatibility[prefill] as usize;
+        let column = self.workers.compatibility[decode] as usize;
+        self.compatible[row][column]
+    }
+
+    /// State of the link that a pair would use first, for display.
+    pub fn breaker(&self, prefill: WorkerIndex, decode: WorkerIndex) -> BreakerState {
+        self.links.worst_breaker(
+            self.workers.domain[prefill],
+            self.workers.domain[decode],
+        )
+    }
+}

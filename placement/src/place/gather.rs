@@ -1,0 +1,305 @@
+//! Who may take a request: workers filtered by what they can, hold and have left, and what is known of the rest.
+
+use super::evaluate::{Computing, Decoding, Rules, computing, decoding};
+use super::inputs::{ComputeInputs, DecodeInputs};
+use super::request::{Facts, Request};
+use super::{Filter, Filtered, SAMPLE_FROM_ROUTERS};
+use crate::fleet::{Fleet, WorkerIndex, WorkerState};
+use crate::policy::{CacheSource, Policy, Pooling};
+use crate::rng::{Purpose, Rng};
+
+/// A worker that may compute a prompt, with its part of the cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ComputeSide {
+    pub(super) worker: WorkerIndex,
+    pub(super) inputs: ComputeInputs,
+    pub(super) cost: Computing,
+}
+
+/// A worker that may generate, with its part of the cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodeSide {
+    pub(super) worker: WorkerIndex,
+    pub(super) inputs: DecodeInputs,
+    pub(super) cost: Decoding,
+}
+
+/// Everything that the search needs.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) facts: Facts,
+    pub(super) filtered: Filtered,
+    pub(super) index_age: f64,
+    pub(super) locals: Vec<(ComputeSide, DecodeSide)>,
+    pub(super) prefills: Vec<ComputeSide>,
+    pub(super) decodes: Vec<DecodeSide>,
+}
+
+/// What a worker's pool is to the policy.
+#[derive(Clone, Copy)]
+struct Role {
+    prefill: bool,
+    decode: bool,
+}
+
+struct Gatherer<'a> {
+    fleet: &'a Fleet,
+    request: &'a Request,
+    policy: &'a Policy,
+    rules: &'a Rules,
+    now: f64,
+    facts: Facts,
+}
+
+pub(super) fn gather(
+    fleet: &Fleet,
+    request: &Request,
+    policy: &Policy,
+    rules: &Rules,
+    now: f64,
+    seed: u64,
+) -> Gathered {
+    let facts = Facts {
+        tokens: request.tokens,
+        max_output_tokens: request.max_output_tokens,
+        expected_output_tokens: finite(request.expected_output_tokens)
+            .min(f64::from(request.max_output_tokens))
+            .max(1.0),
+        local_without_prefill: request.local_without_prefill,
+        waited_milliseconds: finite(request.waited_milliseconds),
+        local_workers: 0,
+        prefill_pools: !policy.prefill_pools.is_empty(),
+    };
+    let gatherer = Gatherer {
+        fleet,
+        request,
+        policy,
+        rules,
+        now,
+        facts,
+    };
+    let mut gathered = Gathered {
+        facts,
+        filtered: Filtered::new(),
+        index_age: 0.0,
+        locals: Vec::new(),
+        prefills: Vec::new(),
+        decodes: Vec::new(),
+    };
+    let roles: Vec<Role> = fleet
+        .pools
+        .iter()
+        .map(|pool| Role {
+            prefill: policy.prefill_pools.contains(pool),
+            decode: policy.decode_pools.contains(pool),
+        })
+        .collect();
+    let mut eligible: Vec<(WorkerIndex, Role)> = Vec::with_capacity(fleet.len());
+    for worker in 0..fleet.len() {
+        let role = roles[fleet.workers.pool[worker] as usize];
+        if !role.prefill && !role.decode {
+            continue;
+        }
+        match gatherer.refuses(worker) {
+            Some(why) => count(&mut gathered.filtered, why, 1),
+            None => eligible.push((worker, role)),
+        }
+    }
+    if fleet.routers >= SAMPLE_FROM_ROUTERS {
+        let before = eligible.len();
+        eligible = gatherer.sample(&eligible, seed);
+        count(
+            &mut gathered.filtered,
+            Filter::NotSampled,
+            (before - eligible.len()) as u64,
+        );
+    }
+    for (worker, role) in eligible {
+        gatherer.add(worker, role, &mut gathered);
+    }
+    gathered
+}
+
+pub(super) fn count(filtered: &mut Filtered, why: Filter, by: u64) {
+    if by > 0 {
+        *filtered.entry(why).or_default() += by;
+    }
+}
+
+/// What a peer sent is not trusted to be a number: a record could not hold anything else.
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value.max(0.0) } else { 0.0 }
+}
+
+impl Gatherer<'_> {
+    /// Why a worker takes nothing at all now.
+    fn refuses(&self, worker: WorkerIndex) -> Option<Filter> {
+        let workers = &self.fleet.workers;
+        match workers.state[worker] {
+            WorkerState::Ready => {}
+            WorkerState::Draining => return Some(Filter::Draining),
+            WorkerState::Lost => return Some(Filter::Lost),
+        }
+        if self.request.exclude.contains(&workers.id[worker]) {
+            return Some(Filter::Excluded);
+        }
+        if let Some(adapter) = &self.request.adapter {
+            if !workers.adapters[worker].contains(adapter) {
+                return Some(Filter::Adapter);
+            }
+        }
+        let waiting = workers.queued_sequences[worker] + workers.own[worker].queued_sequences;
+        (waiting >= self.policy.admission.max_queued_per_worker).then_some(Filter::QueueFull)
+    }
+
+    /// Per pool the worker with the longest prefix and two others by chance: routers that see only their own dispatches would
+    /// otherwise all run after the same worker.
+    fn sample(&self, eligible: &[(WorkerIndex, Role)], seed: u64) -> Vec<(WorkerIndex, Role)> {
+        let mut rng = Rng::stream(seed, Purpose::SampleWorkers);
+        let mut kept = Vec::new();
+        for pool in 0..self.fleet.pools.len() {
+            let mut members: Vec<(WorkerIndex, Role)> = eligible
+                .iter()
+                .copied()
+                .filter(|&(worker, _)| self.fleet.workers.pool[worker] as usize == pool)
+                .collect();
+            // The first of those with the longest prefix: `max_by_key` would give the last.
+            let mut longest = 0;
+            for position in 1..members.len() {
+                if self.cached(members[position].0) > self.cached(members[longest].0) {
+                    longest = position;
+                }
+            }
+            for taken in 0..3.min(members.len()) {
+                let next = if taken == 0 { longest } else { rng.below(members.len()) };
+                kept.push(members.swap_remove(next));
+            }
+        }
+        kept.sort_by_key(|&(worker, _)| worker);
+        kept
+    }
+
+    fn add(&self, worker: WorkerIndex, role: Role, gathered: &mut Gathered) {
+        let workers = &self.fleet.workers;
+        let age = finite(self.now - workers.indexed_at[worker]);
+        gathered.index_age = gathered.index_age.max(age);
+        let (can_prefill, can_decode) = (workers.can_prefill[worker], workers.can_decode[worker]);
+        let pooled = !role.decode;
+        let mut decode_side = None;
+        if role.decode || self.policy.pooling == Pooling::Pooled {
+            if can_decode {
+                match self.decode_side(worker) {
+                    Ok(side) => decode_side = Some(side),
+                    Err(why) => count(&mut gathered.filtered, why, 1),
+                }
+            } else if role.decode {
+                count(&mut gathered.filtered, Filter::CannotDecode, 1);
+            }
+        }
+        if let Some(decode) = decode_side {
+            if can_prefill {
+                let compute = self.compute_side(worker, pooled);
+                gathered.locals.push((compute, decode));
+                gathered.facts.local_workers += u32::from(!pooled);
+            }
+            if role.decode {
+                gathered.decodes.push(decode);
+            }
+        }
+        if role.prefill {
+            if !can_prefill {
+                count(&mut gathered.filtered, Filter::CannotPrefill, 1);
+            } else if !self.holds_prompt(worker) {
+                count(&mut gathered.filtered, Filter::KvCapacity, 1);
+            } else {
+                gathered.prefills.push(self.compute_side(worker, false));
+            }
+        }
+    }
+
+    /// Leading tokens of the prompt that are there; at least one is left to compute.
+    fn cached(&self, worker: WorkerIndex) -> u32 {
+        let workers = &self.fleet.workers;
+        let cache = &self.policy.cache;
+        if cache.source == CacheSource::None
+            || self.now - workers.indexed_at[worker] > cache.stale_after_milliseconds
+        {
+            return 0;
+        }
+        let blocks = self.request.hits.depth(workers.slot[worker]);
+        blocks
+            .saturating_mul(workers.block_size[worker])
+            .min(self.request.tokens.saturating_sub(1))
+    }
+
+    fn blocks_free(&self, worker: WorkerIndex) -> u32 {
+        let workers = &self.fleet.workers;
+        workers.free_blocks[worker].saturating_sub(workers.own[worker].blocks)
+    }
+
+    fn holds_prompt(&self, worker: WorkerIndex) -> bool {
+        let block_size = self.fleet.workers.block_size[worker];
+        let cached = self.cached(worker) / block_size;
+        let needed = self.request.tokens.div_ceil(block_size).saturating_sub(cached);
+        needed <= self.blocks_free(worker)
+    }
+
+    fn compute_side(&self, worker: WorkerIndex, pooled: bool) -> ComputeSide {
+        let workers = &self.fleet.workers;
+        let own = &workers.own[worker];
+        let inputs = ComputeInputs {
+            class: workers.class[worker],
+            chunks: workers.chunks[worker],
+            cached_tokens: self.cached(worker),
+            queued_tokens: workers.queued_tokens[worker],
+            queued_sequences: workers.queued_sequences[worker],
+            own_tokens: own.queued_tokens,
+            own_sequences: own.queued_sequences,
+            running_sequences: workers.running_sequences[worker] + own.sequences,
+            context_tokens: workers.context_tokens[worker] + own.context_tokens,
+            step_remaining: finite(workers.step_remaining[worker]),
+            report_age: finite(self.now - workers.reported_at[worker]),
+            pooled,
+        };
+        let class = &self.fleet.coefficients.workers[inputs.class as usize].coefficients;
+        ComputeSide {
+            worker,
+            inputs,
+            cost: computing(class, &inputs, &self.facts, self.rules),
+        }
+    }
+
+    fn decode_side(&self, worker: WorkerIndex) -> Result<DecodeSide, Filter> {
+        let workers = &self.fleet.workers;
+        let own = &workers.own[worker];
+        let block_size = workers.block_size[worker];
+        let cached_tokens = self.cached(worker);
+        let whole = self
+            .request
+            .tokens
+            .saturating_add(self.request.max_output_tokens)
+            .div_ceil(block_size);
+        if whole > workers.total_blocks[worker] {
+            return Err(Filter::KvCapacity);
+        }
+        let inputs = DecodeInputs {
+            class: workers.class[worker],
+            cached_tokens,
+            running_sequences: workers.running_sequences[worker] + own.sequences,
+            context_tokens: workers.context_tokens[worker] + own.context_tokens,
+            waiting_sequences: workers.queued_sequences[worker],
+            waiting_tokens: workers.queued_tokens[worker],
+            max_sequences: workers.max_sequences[worker],
+            needed_blocks: whole.saturating_sub(cached_tokens / block_size),
+            free_blocks: self.blocks_free(worker),
+            used_blocks: workers.total_blocks[worker].saturating_sub(workers.free_blocks[worker]),
+            report_age: finite(self.now - workers.reported_at[worker]),
+        };
+        let class = &self.fleet.coefficients.workers[inputs.class as usize].coefficients;
+        Ok(DecodeSide {
+            worker,
+            inputs,
+            cost: decoding(class, &inputs, &self.facts, self.rules),
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! What became of a run: its states, what it really cost, how it ended. Filled by the router after the decision.
+
+use baton_protocol::ids::{Generation, Incarnation, OperationId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// One state that was entered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StateEntry {
+    /// As `baton_protocol::lifecycle` names it.
+    pub state: String,
+    /// RFC 3339 with microseconds.
+    pub at: String,
+    pub attempt: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<OperationId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<Incarnation>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<Generation>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Not reported by the engine, but it must have been.
+    #[serde(default)]
+    pub inferred: bool,
+}
+
+/// What the chosen plan really cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Actual {
+    pub terms: ActualTerms,
+    /// KV moved.
+    pub bytes: u64,
+    pub transport: Option<String>,
+    pub retries: u32,
+}
+
+/// Milliseconds; null where nothing could be observed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ActualTerms {
+    pub queue: Option<f64>,
+    pub prefill: Option<f64>,
+    pub transfer: Option<f64>,
+    pub synchronization: Option<f64>,
+    pub admission: Option<f64>,
+}
+
+/// A remote plan that was given up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fallback {
+    /// A `baton_protocol::failure` word.
+    pub cause: String,
+    /// RFC 3339 with microseconds.
+    pub at: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunStatus {
+    Completed,
+    Failed,
+    Cancelled,
+    /// Never dispatched.
+    Rejected,
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunOutcome {
+    pub status: RunStatus,
+    pub ttft_milliseconds: Option<f64>,
+    pub tpot_milliseconds: Option<f64>,
+    pub input_tokens: u32,
+    pub cached_tokens: u32,
+    pub output_tokens: u32,
+    pub finish_reason: Option<String>,
+}
