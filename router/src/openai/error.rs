@@ -1,0 +1,219 @@
+//! Errors as OpenAI's clients read them: `{"error":{"message","type","param","code"}}`.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+
+use crate::run::RunFailure;
+
+/// Seconds of `Retry-After` where nobody knows better.
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// What a client is told instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP status, 400 to 599.
+    pub status: u16,
+    pub message: String,
+    /// The field or header at fault, as a path: `messages[1].content`.
+    pub param: Option<String>,
+    /// A word for programs, such as `model_not_found`.
+    pub code: Option<Cow<'static, str>>,
+    /// Set on each 429 and 503.
+    pub retry_after_seconds: Option<u64>,
+}
+
+impl ApiError {
+    fn new(status: u16, message: String) -> Self {
+        Self {
+            status,
+            message,
+            param: None,
+            code: None,
+            retry_after_seconds: matches!(status, 429 | 503).then_some(RETRY_AFTER_SECONDS),
+        }
+    }
+
+    /// 400: the request is at fault.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, message.into())
+    }
+
+    /// 400 about one field.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::bad_request(message);
+        error.param = Some(param.into());
+        error
+    }
+
+    /// 400 about a field that this version cannot honour and that would change the answer.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::field(param, message).with_code("unsupported_parameter")
+    }
+
+    /// 404: no such model; says which there are.
+    pub fn model_not_found(model: &str, served: &[String]) -> Self {
+        let served = if served.is_empty() {
+            "no model is served yet".to_owned()
+        } else {
+            format!("served are: {}", served.join(", "))
+        };
+        let mut error = Self::new(404, format!("the model {model:?} does not exist; {served}"));
+        error.param = Some("model".to_owned());
+        error.with_code("model_not_found")
+    }
+
+    /// 404: no such route.
+    pub fn unknown_route(method: &str, path: &str) -> Self {
+        Self::new(404, format!("unknown route {method} {path}: see /v1/models, /v1/chat/completions, /v1/completions"))
+            .with_code("unknown_url")
+    }
+
+    /// 405: the route exists for other methods.
+    pub fn method_not_allowed(method: &str, path: &str) -> Self {
+        Self::new(
+            405,
+            format!("{path} does not take {method}: the allow header says what it takes"),
+        )
+        .with_code("method_not_allowed")
+    }
+
+    /// 408: the body did not come in time.
+    pub fn body_timeout(seconds: u64) -> Self {
+        Self::new(
+            408,
+            format!("the request body did not arrive within {seconds} s"),
+        )
+        .with_code("request_timeout")
+    }
+
+    /// 413: the body is larger than the router takes.
+    pub fn body_too_large(limit: usize) -> Self {
+        Self::new(
+            413,
+            format!("the request body is larger than {limit} bytes: shorten it, or start the router with a larger --max-body-bytes"),
+        )
+        .with_code("request_too_large")
+    }
+
+    /// 429: the router serves as many requests as it may.
+    pub fn too_many_requests(limit: usize) -> Self {
+        Self::new(
+            429,
+            format!("{limit} requests are in flight, which is this router's limit: try again"),
+        )
+        .with_code("too_many_requests")
+    }
+
+    /// 500: a fault of ours.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(500, message.into()).with_code("internal_error")
+    }
+
+    /// 503: what is needed is not there yet.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
+        Self::new(503, message.into()).with_code(code)
+    }
+
+    pub fn with_code(mut self, code: impl Into<Cow<'static, str>>) -> Self {
+        self.code = Some(code.into());
+        self
+    }
+
+    /// OpenAI's word for the class of error, by status.
+    pub fn kind(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// The body: always an object with all four members.
+    pub fn body(&self) -> ErrorBody<'_> {
+        ErrorBody {
+            error: ErrorMembers {
+                message: &self.message,
+                kind: self.kind(),
+                param: self.param.as_deref(),
+                code: self.code.as_deref(),
+            },
+        }
+    }
+}
+
+impl From<RunFailure> for ApiError {
+    fn from(failure: RunFailure) -> Self {
+        let mut error = Self::new(failure.status, failure.message);
+        error.param = failure.param;
+        error.code = Some(failure.code.into());
+        if error.retry_after_seconds.is_some() {
+            error.retry_after_seconds = failure.retry_after_seconds.or(error.retry_after_seconds);
+        }
+        error
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct ErrorBody<'a> {
+    pub error: ErrorMembers<'a>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ErrorMembers<'a> {
+    pub message: &'a str,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub param: Option<&'a str>,
+    pub code: Option<&'a str>,
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::failure::FailureClass;
+
+    use super::*;
+
+    #[test]
+    fn a_body_has_all_four_members_even_when_two_are_null() {
+        let body = serde_json::to_value(ApiError::bad_request("no").body()).unwrap();
+        assert_eq!(
+            body,
+            serde_json::json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}})
+        );
+    }
+
+    #[test]
+    fn an_unknown_model_is_told_what_is_served() {
+        let error = ApiError::model_not_found("nope", &["a".into(), "b".into()]);
+        assert_eq!(
+            error.message,
+            r#"the model "nope" does not exist; served are: a, b"#
+        );
+        assert_eq!(error.param.as_deref(), Some("model"));
+        assert_eq!(error.code.as_deref(), Some("model_not_found"));
+    }
+
+    #[test]
+    fn every_429_and_503_says_when_to_try_again_and_nothing_else_does() {
+        let failure = |status, retry_after_seconds| {
+            ApiError::from(RunFailure {
+                class: FailureClass::NoWorker,
+                status,
+                message: "m".into(),
+                param: None,
+                code: "c",
+                retry_after_seconds,
+            })
+            .retry_after_seconds
+        };
+        assert_eq!(failure(503, None), Some(1));
+        assert_eq!(failure(503, Some(7)), Some(7));
+        assert_eq!(failure(429, Some(2)), Some(2));
+        assert_eq!(failure(500, Some(2)), None);
+        assert_eq!(ApiError::too_many_requests(1).retry_after_seconds, Some(1));
+    }
+}

@@ -1,0 +1,300 @@
+//! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it.
+
+use std::io;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::{Deserialize, Serialize};
+
+use crate::openai::chat::ChatRequest;
+
+/// What a worker serves under the digest of its chat template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateArtifact {
+    /// Empty: the model has none.
+    #[serde(default)]
+    pub chat_template: String,
+    #[serde(default)]
+    pub bos_token: Option<String>,
+    #[serde(default)]
+    pub eos_token: Option<String>,
+    /// Prompts begin with `bos_token`.
+    #[serde(default)]
+    pub add_bos: bool,
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos_token: String,
+    eos_token: String,
+    shows_tool_calls: bool,
+    shows_developer: bool,
+}
+
+/// A template that does not compile, or refuses the messages. Carries the template's own words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct TemplateError(String);
+
+const NAME: &str = "chat";
+/// Variable with the time of the request, in seconds since the epoch.
+const NOW: &str = "baton_now";
+
+impl ChatTemplate {
+    pub fn compile(artifact: &TemplateArtifact) -> Result<Self, TemplateError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        environment.set_syntax(syntax.map_err(|error| readable(&error))?);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_formatter(format_as_python);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        let source = without_training_marks(&artifact.chat_template);
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| readable(&error))?;
+        Ok(Self {
+            environment,
+            bos_token: artifact.bos_token.clone().unwrap_or_default(),
+            eos_token: artifact.eos_token.clone().unwrap_or_default(),
+            shows_tool_calls: artifact.chat_template.contains("tool_calls"),
+            shows_developer: artifact.chat_template.contains("developer"),
+        })
+    }
+
+    /// Whether tool calls of earlier turns reach the prompt.
+    pub fn shows_tool_calls(&self) -> bool {
+        self.shows_tool_calls
+    }
+
+    /// The prompt of a chat. `now` is for templates that write the date.
+    pub fn render(&self, request: &ChatRequest, now: Timestamp) -> Result<String, TemplateError> {
+        let mut context: Vec<(String, Value)> = request
+            .template_arguments
+            .iter()
+            .map(|(name, value)| (name.clone(), Value::from(Serde(value))))
+            .collect();
+        let mut messages = request.messages.clone();
+        if !self.shows_developer {
+            // The newer name of the same role.
+            for message in messages
+                .iter_mut()
+                .filter(|message| message.role == "developer")
+            {
+                "system".clone_into(&mut message.role);
+            }
+        }
+        context.extend(
+            [
+                ("messages", Value::from(Serde(&messages))),
+                ("bos_token", Value::from(self.bos_token.as_str())),
+                ("eos_token", Value::from(self.eos_token.as_str())),
+                (
+                    "add_generation_prompt",
+                    Value::from(request.add_generation_prompt),
+                ),
+                (NOW, Value::from(now.as_second())),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        );
+        let context: Value = context
+            .into_iter()
+            .collect::<std::collections::BTreeMap<_, _>>()
+            .into();
+        self.environment
+            .get_template(NAME)
+            .and_then(|template| template.render(context))
+            .map_err(|error| readable(&error))
+    }
+}
+
+/// `{% generation %}` marks the assistant's text for training; it has no effect on the text.
+fn without_training_marks(template: &str) -> String {
+    let mut source = template.to_owned();
+    for (mark, neutral) in [("generation", "if true"), ("endgeneration", "endif")] {
+        for (open, close) in [("{%", "%}"), ("{%-", "%}"), ("{%", "-%}"), ("{%-", "-%}")] {
+            source = source.replace(
+                &format!("{open} {mark} {close}"),
+                &format!("{open} {neutral} {close}"),
+            );
+        }
+    }
+    source
+}
+
+fn readable(error: &Error) -> TemplateError {
+    let detail = error
+        .detail()
+        .map_or_else(|| error.kind().to_string(), str::to_owned);
+    TemplateError(match error.line() {
+        Some(line) => format!("{detail} (line {line} of the chat template)"),
+        None => detail,
+    })
+}
+
+/// Prints `None`, `True` and `False` as Python does.
+fn format_as_python(
+    output: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
+    let word = if value.is_none() {
+        "None"
+    } else if value.is_true() && value.kind() == minijinja::value::ValueKind::Bool {
+        "True"
+    } else if value.kind() == minijinja::value::ValueKind::Bool {
+        "False"
+    } else {
+        return minijinja::escape_formatter(output, state, value);
+    };
+    output.write_str(word).map_err(Error::from)
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(state: &State<'_, '_>, format: String) -> Result<String, Error> {
+    let invalid = |error: jiff::Error| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now: {error}"),
+        )
+    };
+    let seconds = state
+        .lookup(NOW)
+        .and_then(|now| now.as_i64())
+        .unwrap_or_default();
+    let now = Timestamp::from_second(seconds)
+        .map_err(invalid)?
+        .to_zoned(TimeZone::UTC);
+    jiff::fmt::strtime::format(&format, &now).map_err(invalid)
+}
+
+/// As Python's `json.dumps(value, ensure_ascii=False)`, with `indent` and `separators` as that takes them.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    // Taken and not needed: keys come sorted already, and text is never escaped to ASCII.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    let _: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
+    let (item, key) = match separators.as_deref() {
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(_) => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: separators must be two strings",
+            ));
+        }
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
+    };
+    let style = PythonStyle {
+        item,
+        key,
+        indent,
+        depth: 0,
+        empty: true,
+    };
+    let mut bytes = Vec::new();
+    let written = value.serialize(&mut serde_json::Serializer::with_formatter(
+        &mut bytes, style,
+    ));
+    let failed =
+        |error: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
+    written.map_err(|error| failed(error.to_string()))?;
+    String::from_utf8(bytes)
+        .map(Value::from)
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// Separators and indentation of Python's `json`.
+struct PythonStyle {
+    item: String,
+    key: String,
+    indent: Option<usize>,
+    depth: usize,
+    empty: bool,
+}
+
+impl PythonStyle {
+    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.empty = true;
+        writer.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if !self.empty {
+            self.line(writer)?;
+        }
+        self.empty = false;
+        writer.write_all(bracket)
+    }
+
+    fn item<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(self.item.as_bytes())?;
+        }
+        self.empty = false;
+        self.line(writer)
+    }
+
+    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        let Some(indent) = self.indent else {
+            return Ok(());
+        };
+        writer.write_all(b"\n")?;
+        writer.write_all(" ".repeat(indent * self.depth).as_bytes())
+    }
+}
+
+impl serde_json::ser::Formatter for PythonStyle {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.item(writer, first)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.item(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(self.key.as_bytes())
+    }
+}
