@@ -62,10 +62,18 @@ impl Fleet {
     /// # Errors
     /// It does not become ready.
     pub async fn of(manifest: &Manifest) -> Result<Self> {
+        Self::of_with(manifest, &[]).await
+    }
+
+    /// The same with variables in the environment of every process.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn of_with(manifest: &Manifest, variables: &[(&str, &str)]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("fleet.yaml");
         std::fs::write(&file, manifest.text())?;
-        Self::start(folder, &file).await
+        Self::start(folder, &file, variables).await
     }
 
     /// The fleet of a file.
@@ -73,10 +81,10 @@ impl Fleet {
     /// # Errors
     /// It does not become ready.
     pub async fn up(file: &Path) -> Result<Self> {
-        Self::start(tempfile::tempdir()?, file).await
+        Self::start(tempfile::tempdir()?, file, &[]).await
     }
 
-    async fn start(folder: TempDir, file: &Path) -> Result<Self> {
+    async fn start(folder: TempDir, file: &Path, variables: &[(&str, &str)]) -> Result<Self> {
         let state = folder.path().join("state");
         let arguments = [
             "up",
@@ -89,7 +97,7 @@ impl Fleet {
             "--state-dir",
             path(&state)?,
         ];
-        let mut up = Process::start("baton", folder.path(), &arguments)?;
+        let mut up = Process::start("baton", folder.path(), &arguments, variables)?;
         let ready = wait::until("baton up is ready", READY, async || {
             if let Some(status) = up.ended() {
                 return Ok(Err(anyhow!("baton up ended with {status}")));

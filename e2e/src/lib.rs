@@ -1,6 +1,7 @@
 //! Tests on real processes: what starts them, speaks to them and reads what they say about themselves.
 //!
-//! Nothing here stands in for the product: programs are those of `make build`, sockets are loopback, models compute.
+//! Nothing here stands in for the product: programs are those of `make build`, sockets are loopback, models compute. The one
+//! thing put between them is the [`interposer`], which shows routers another card.
 //!
 //! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
 //! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given.
@@ -11,6 +12,7 @@
 pub mod binaries;
 pub mod fleet;
 pub mod http;
+pub mod interposer;
 pub mod manifest;
 pub mod metrics;
 pub mod openai;

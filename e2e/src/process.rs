@@ -28,10 +28,15 @@ impl Process {
     ///
     /// # Errors
     /// The program is not built, or cannot be started.
-    pub fn start(program: &str, folder: &Path, arguments: &[&str]) -> Result<Self> {
+    pub fn start(
+        program: &str,
+        folder: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Self> {
         let path = binaries::program(program)?;
         let mut command = Command::new(path);
-        command.args(arguments);
+        command.args(arguments).envs(variables.iter().copied());
         Self::start_command(program, folder, command)
     }
 

@@ -63,7 +63,7 @@ fn up(folder: &Path, manifest: &str, more: &[&str]) -> Result<Refusal> {
             arguments.extend_from_slice(&[flag, address]);
         }
     }
-    let mut process = Process::start("baton", folder, &arguments)?;
+    let mut process = Process::start("baton", folder, &arguments, &[])?;
     let status = process
         .wait(SOON)
         .with_context(|| format!("{}\n{}", process.output(), tail(&process.errors(), 20)))?;

@@ -1,0 +1,201 @@
+//! Stands before one worker and tells routers another card. Everything else is passed on, and what was asked is counted.
+//!
+//! A worker whose KV means something else is hard to come by in every way that it can differ; its card is all that a router
+//! has to go by.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use baton_protocol::card::Card;
+use baton_protocol::wire::watch_event::Event;
+use baton_protocol::wire::worker_client::WorkerClient;
+use baton_protocol::wire::worker_server::{Worker, WorkerServer};
+use baton_protocol::wire::{
+    ArtifactChunk, ArtifactRequest, CancelReply, CancelRequest, ClaimReply, ClaimRequest,
+    CompleteReply, CompleteRequest, DecodeEvent, DecodeRequest, DrainReply, DrainRequest,
+    PrefillEvent, PrefillRequest, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+    WatchEvent, WatchRequest,
+};
+use futures::{Stream, StreamExt};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+/// How a card is changed. Digests in it are made right again afterwards, as a worker that really differs would have them.
+pub type Change = Arc<dyn Fn(&mut Card) + Send + Sync>;
+
+/// One changed worker. It serves until it is dropped.
+#[derive(Debug)]
+pub struct Interposer {
+    pub name: String,
+    pub address: SocketAddr,
+    dispatched: Arc<AtomicU64>,
+    server: JoinHandle<()>,
+}
+
+impl Interposer {
+    /// Serves under `name` what the worker at `upstream` (`HOST:PORT` of its control service) serves.
+    ///
+    /// # Errors
+    /// The worker cannot be reached, or no port is free.
+    pub async fn before(
+        upstream: &str,
+        name: &str,
+        change: impl Fn(&mut Card) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let channel = Endpoint::from_shared(format!("http://{upstream}"))?
+            .connect()
+            .await
+            .with_context(|| format!("worker {upstream}"))?;
+        let client = WorkerClient::new(channel);
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let dispatched = Arc::new(AtomicU64::new(0));
+        let stand_in = StandIn {
+            client,
+            name: name.to_owned(),
+            address,
+            change: Arc::new(change),
+            dispatched: dispatched.clone(),
+        };
+        // Owned by the interposer, which ends it.
+        let server = tokio::spawn(async move {
+            let service = WorkerServer::new(stand_in);
+            let served =
+                Server::builder().serve_with_incoming(service, TcpListenerStream::new(listener));
+            // A server that fails shows as a worker that is lost.
+            let _ = served.await;
+        });
+        Ok(Self {
+            name: name.to_owned(),
+            address,
+            dispatched,
+            server,
+        })
+    }
+
+    /// Operations that a router gave it.
+    pub fn dispatched(&self) -> u64 {
+        self.dispatched.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Interposer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+struct StandIn {
+    client: WorkerClient<Channel>,
+    name: String,
+    address: SocketAddr,
+    change: Change,
+    dispatched: Arc<AtomicU64>,
+}
+
+impl StandIn {
+    fn card(&self, card: &mut Card) {
+        card.worker = self.name.as_str().into();
+        card.control_address = self.address.to_string();
+        (self.change)(card);
+        card.kv_identity = card.identity.digest();
+        card.layout_digest = card.layout.digest();
+    }
+
+    fn dispatch(&self) -> WorkerClient<Channel> {
+        self.dispatched.fetch_add(1, Ordering::SeqCst);
+        self.client.clone()
+    }
+}
+
+type Reply<T> = Result<Response<T>, Status>;
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn passed<T: Send + 'static>(response: Response<Streaming<T>>) -> Response<Events<T>> {
+    response.map(|stream| stream.boxed())
+}
+
+#[tonic::async_trait]
+impl Worker for StandIn {
+    type WatchStream = Events<WatchEvent>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Reply<Self::WatchStream> {
+        let events = self.client.clone().watch(request).await?.into_inner();
+        let (name, address) = (self.name.clone(), self.address);
+        let stand_in = Self {
+            client: self.client.clone(),
+            name,
+            address,
+            change: self.change.clone(),
+            dispatched: self.dispatched.clone(),
+        };
+        let changed = events.map(move |event| {
+            let mut event = event?;
+            if let Some(Event::Card(message)) = &mut event.event {
+                let unreadable =
+                    |error: &dyn std::fmt::Display| Status::internal(error.to_string());
+                let mut card =
+                    Card::from_json(&message.json).map_err(|error| unreadable(&error))?;
+                stand_in.card(&mut card);
+                message.json = card.to_json().map_err(|error| unreadable(&error))?;
+            }
+            Ok(event)
+        });
+        Ok(Response::new(changed.boxed()))
+    }
+
+    type PrefillStream = Events<PrefillEvent>;
+
+    async fn prefill(&self, request: Request<PrefillRequest>) -> Reply<Self::PrefillStream> {
+        self.dispatch().prefill(request).await.map(passed)
+    }
+
+    type DecodeStream = Events<DecodeEvent>;
+
+    async fn decode(
+        &self,
+        request: Request<Streaming<DecodeRequest>>,
+    ) -> Reply<Self::DecodeStream> {
+        // A request that breaks off ends; the worker sees its end.
+        let messages = request
+            .into_inner()
+            .filter_map(|message| std::future::ready(message.ok()));
+        self.dispatch().decode(messages).await.map(passed)
+    }
+
+    async fn cancel(&self, request: Request<CancelRequest>) -> Reply<CancelReply> {
+        self.client.clone().cancel(request).await
+    }
+
+    async fn claim(&self, request: Request<ClaimRequest>) -> Reply<ClaimReply> {
+        self.client.clone().claim(request).await
+    }
+
+    async fn renew(&self, request: Request<RenewRequest>) -> Reply<RenewReply> {
+        self.client.clone().renew(request).await
+    }
+
+    async fn complete(&self, request: Request<CompleteRequest>) -> Reply<CompleteReply> {
+        self.client.clone().complete(request).await
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Reply<ReleaseReply> {
+        self.client.clone().release(request).await
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Reply<DrainReply> {
+        self.client.clone().drain(request).await
+    }
+
+    type ArtifactStream = Events<ArtifactChunk>;
+
+    async fn artifact(&self, request: Request<ArtifactRequest>) -> Reply<Self::ArtifactStream> {
+        self.client.clone().artifact(request).await.map(passed)
+    }
+}
