@@ -1,0 +1,172 @@
+//! KV that cannot be proven right is never used: the answer is that of a worker that computed everything itself, and the record
+//! says what was wrong.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::manifest::Manifest;
+use baton_e2e::openai::{Ask, Completion, Output};
+use baton_e2e::record::Record;
+use baton_e2e::scenario;
+use serde_json::Value;
+
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Eleven full blocks and one that is partly filled.
+fn prompt() -> Vec<u32> {
+    (0..180).map(|index| 3 + (index * 11) % 200).collect()
+}
+
+async fn ask(fleet: &Fleet, mode: &'static str, salt: &str) -> Result<Completion> {
+    Ask::ids("tiny", &prompt(), 12)
+        .with("ignore_eos", true)
+        .with("cache_salt", salt)
+        .mode(mode)
+        .send(&fleet.api)
+        .await
+}
+
+async fn aggregated(fleet: &Fleet) -> Result<Output> {
+    Ok(ask(fleet, "Aggregated", "reference").await?.output)
+}
+
+#[test]
+fn a_flipped_byte_in_a_transferred_block_is_found_and_recomputed() {
+    for block in ["flip-byte:1", "flip-byte:7", "flip-byte:12"] {
+        a_fault_is_found(block, "checksum-mismatch");
+    }
+}
+
+#[test]
+fn a_block_reused_under_its_reader_is_found_and_recomputed() {
+    for block in ["reuse:1", "reuse:9"] {
+        a_fault_is_found(block, "generation-mismatch");
+    }
+}
+
+/// The prefill worker lies about one block that it sends, once.
+fn a_fault_is_found(fault: &str, cause: &str) {
+    scenario(async {
+        let fleet = Fleet::of_with(&Manifest::tiny(), &[("BATON_FAULT", fault)]).await?;
+        let expected = aggregated(&fleet).await?;
+        let answer = ask(&fleet, "Disaggregated", "first").await?;
+        let about = format!("{fault}: {:?}, expected {expected:?}", answer.output);
+        ensure!(answer.output == expected, "another answer: {about}");
+        let record = Record::of(&fleet.admin, &answer.run).await?;
+        record.check_order()?;
+        ensure!(
+            record.kind()? == "Remote",
+            "{fault}: not remote: {}",
+            record.0
+        );
+        ensure!(
+            record.0["fallback"]["cause"] == cause,
+            "{fault}: fallback {} instead of {cause}",
+            record.0["fallback"]
+        );
+        let metrics = fleet.metrics().await?;
+        ensure!(
+            metrics.count("baton_fallbacks_total", &[("cause", cause)]) == 1.0,
+            "{fault}: no fallback counted for {cause}: {:?}",
+            metrics.values("baton_fallbacks_total", "cause")
+        );
+
+        // It was one block: the next hand-off is used.
+        let answer = ask(&fleet, "Disaggregated", "second").await?;
+        ensure!(
+            answer.output == expected,
+            "another answer: {:?}",
+            answer.output
+        );
+        let record = Record::of(&fleet.admin, &answer.run).await?;
+        ensure!(
+            record.0["fallback"].is_null() && record.bytes() > 0,
+            "{fault}: the second hand-off: {}",
+            record.0
+        );
+        // And nothing of the bad block stayed in the cache of the decode worker.
+        let answer = ask(&fleet, "Aggregated", "first").await?;
+        ensure!(
+            answer.output == expected,
+            "the cache holds what was not proven: {:?}",
+            answer.output
+        );
+        fleet.idle(LEASE).await?;
+        fleet.end().await
+    });
+}
+
+#[test]
+fn pools_whose_kv_means_something_else_are_never_paired() {
+    let other_weights = Manifest {
+        prefill_source: Some("uri: \"builtin://tiny?seed=8\"".to_owned()),
+        ..Manifest::tiny()
+    };
+    let other_blocks = Manifest {
+        prefill_engine: Some("{type: Builtin, blockSize: 32}".to_owned()),
+        ..Manifest::tiny()
+    };
+    for (manifest, field) in [
+        (other_weights, "identity.weights"),
+        (other_blocks, "identity.blockSize"),
+    ] {
+        scenario(async move {
+            let fleet = Fleet::of(&manifest).await?;
+            let view = fleet.view().await?;
+            let pairs = view["pairs"].as_array().context("no pairs")?;
+            ensure!(!pairs.is_empty(), "no pair is shown: {view}");
+            for pair in pairs {
+                names_the_difference(pair, field)?;
+            }
+            nothing_is_handed_over(&fleet).await?;
+            fleet.end().await
+        });
+    }
+}
+
+/// The pair is not compatible, and the field is named with both values.
+fn names_the_difference(pair: &Value, field: &str) -> Result<()> {
+    ensure!(pair["compatible"] == false, "{field}: paired: {pair}");
+    let differences = pair["differences"].as_array().context("no differences")?;
+    let named = differences
+        .iter()
+        .find(|difference| difference["field"] == field)
+        .with_context(|| format!("{field} is not named in {pair}"))?;
+    let values = (&named["prefill"], &named["decode"]);
+    ensure!(
+        values.0.is_string() && values.1.is_string() && values.0 != values.1,
+        "{field}: {named}"
+    );
+    Ok(())
+}
+
+/// A request that asks for a remote plan is answered all the same, by one worker, and the record says why.
+async fn nothing_is_handed_over(fleet: &Fleet) -> Result<()> {
+    let expected = aggregated(fleet).await?;
+    let answer = ask(fleet, "Disaggregated", "never").await?;
+    ensure!(
+        answer.output == expected,
+        "another answer: {:?}",
+        answer.output
+    );
+    let record = Record::of(&fleet.admin, &answer.run).await?;
+    record.check_order()?;
+    ensure!(
+        record.kind()? == "Local" && record.bytes() == 0,
+        "{}",
+        record.0
+    );
+    ensure!(
+        record.0["filtered"]["Incompatible"].as_u64() > Some(0),
+        "the pair is not among those filtered: {}",
+        record.0["filtered"]
+    );
+    ensure!(
+        record.text("reason") == "NoPrefillWorker",
+        "reason {}: {}",
+        record.text("reason"),
+        record.text("explanation")
+    );
+    Ok(())
+}
