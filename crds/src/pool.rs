@@ -32,13 +32,15 @@ pub struct PoolSpec {
 pub struct Model {
     /// As clients ask for it.
     pub name: String,
+    /// Only `engine.type: Simulated` needs none.
+    #[serde(default)]
     pub source: ModelSource,
     /// The author's name of this state of the weights. The weights' own digest decides what is compatible; this is for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
 }
 
-/// Exactly one of the fields is there; [`ModelSource::location`] says which.
+/// At most one of the fields is there; [`ModelSource::location`] says which.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSource {
@@ -106,7 +108,6 @@ pub enum EngineType {
 pub enum Dtype {
     #[default]
     Auto,
-    F32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,7 +126,6 @@ pub enum Quantization {
     /// What the engine computes fastest with.
     #[default]
     Auto,
-    Q8_0,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

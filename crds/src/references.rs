@@ -250,21 +250,6 @@ fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
             format!("{:?}", d.engine.engine_type),
         ),
         (
-            "spec.engine.dtype",
-            format!("{:?}", p.engine.dtype),
-            format!("{:?}", d.engine.dtype),
-        ),
-        (
-            "spec.engine.kvCacheDtype",
-            format!("{:?}", p.engine.kv_cache_dtype),
-            format!("{:?}", d.engine.kv_cache_dtype),
-        ),
-        (
-            "spec.engine.quantization",
-            format!("{:?}", p.engine.quantization),
-            format!("{:?}", d.engine.quantization),
-        ),
-        (
             "spec.engine.blockSize",
             p.engine.block_size.to_string(),
             d.engine.block_size.to_string(),

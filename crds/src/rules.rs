@@ -17,7 +17,10 @@ pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem
         problems.push(origin.problem(title.to_owned(), path, message));
     };
 
-    if let Err(error) = spec.model.source.location() {
+    let simulated = spec.engine.engine_type == EngineType::Simulated;
+    if let Err(error) = spec.model.source.location()
+        && !(simulated && error == SourceError::None)
+    {
         let path = match error {
             SourceError::None | SourceError::Several(_) => "spec.model.source",
             _ => "spec.model.source.uri",
@@ -28,10 +31,10 @@ pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem
     if block_size.count_ones() != 1 {
         wrong(
             "spec.engine.blockSize",
-            format!("found {block_size}, must be a power of two from 1 to 1024"),
+            format!("found {block_size}, must be a power of two from 2 to 1024"),
         );
     }
-    if spec.engine.simulated.is_some() && spec.engine.engine_type != EngineType::Simulated {
+    if spec.engine.simulated.is_some() && !simulated {
         wrong(
             "spec.engine.simulated",
             "must be left out unless spec.engine.type is Simulated".to_owned(),

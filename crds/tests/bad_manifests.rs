@@ -150,7 +150,7 @@ fn a_sentence_says_it_all() {
     let text = FLEET.replacen("    blockSize: 16", "    blockSize: 9999", 1);
     assert_eq!(
         problems(&text)[0].to_string(),
-        "fleet.yaml:15: PrefillPool prefill: spec.engine.blockSize: found 9999, must be an integer from 1 to 1024"
+        "fleet.yaml:15: PrefillPool prefill: spec.engine.blockSize: found 9999, must be an integer from 2 to 1024"
     );
 }
 

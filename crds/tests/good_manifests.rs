@@ -136,13 +136,13 @@ fn a_volume_claim_is_a_source_for_a_cluster() {
 
 #[test]
 fn pools_that_cannot_pair_are_named_with_the_fields_that_differ() {
-    let text = POOLS.replacen("blockSize: 32", "blockSize: 16, dtype: F32", 1);
+    let text = POOLS.replacen("blockSize: 32", "blockSize: 16", 1);
     let resources = fleet(&[("pools.yaml", &text), ("policy.yaml", POLICY)]);
     assert_eq!(
         resources.warnings,
         [
             "RoutePolicy tiny: PrefillPool prefill and DecodePool decode will not pair, no KV is handed over between them: \
-          spec.engine.dtype is F32 and Auto; spec.engine.blockSize is 16 and 32"
+          spec.engine.blockSize is 16 and 32"
         ]
     );
 }
@@ -175,4 +175,11 @@ fn a_null_is_a_field_left_out() {
     let text = POLICY.replace("  overrides: Allowed", "  overrides: null\n  timeouts: ~");
     let resources = read_documents([("policy.yaml", text.as_str())]).unwrap();
     assert_eq!(resources.policies[0].spec.overrides, Overrides::Ignored);
+}
+
+#[test]
+fn simulated_workers_need_no_weights() {
+    let text = POOLS.replace(", source: {uri: \"builtin://tiny?seed=3\"}", "");
+    let resources = fleet(&[("pools.yaml", &text), ("policy.yaml", POLICY)]);
+    assert_eq!(resources.pools.len(), 2);
 }

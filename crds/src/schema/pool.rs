@@ -57,7 +57,7 @@ static TEMPLATE: &[Field] = &[
 /// `spec.model`.
 static MODEL: &[Field] = &[
     required("name", text(Form::Model, 128)),
-    required(
+    field(
         "source",
         Shape::Object(&[
             field("hostPath", text(Form::AbsolutePath, 4096)),
@@ -98,8 +98,8 @@ static ENGINE: &[Field] = &[
     field(
         "dtype",
         Shape::Choice {
-            now: &["Auto", "F32"],
-            later: &["F16", "BF16"],
+            now: &["Auto"],
+            later: &["F16", "BF16", "F32"],
         },
     ),
     field(
@@ -112,11 +112,11 @@ static ENGINE: &[Field] = &[
     field(
         "quantization",
         Shape::Choice {
-            now: &["Auto", "Q8_0"],
-            later: &["None", "Q4_1", "Fp8", "Awq", "Gptq"],
+            now: &["Auto"],
+            later: &["None", "Q8_0", "Q4_1", "Fp8", "Awq", "Gptq"],
         },
     ),
-    field("blockSize", integer(1, 1024)),
+    field("blockSize", integer(2, 1024)),
     field("maxModelLength", integer(16, 16_777_216)),
     field(
         "connector",

@@ -156,13 +156,13 @@ pub(crate) const CASES: &[Case] = &[
         "    blockSize: 16",
         "    blockSize: 0 #!",
         "spec.engine.blockSize",
-        "found 0, must be an integer from 1 to 1024",
+        "found 0, must be an integer from 2 to 1024",
     ),
     case(
         "    blockSize: 16",
         "    blockSize: 24 #!",
         "spec.engine.blockSize",
-        "found 24, must be a power of two from 1 to 1024",
+        "found 24, must be a power of two from 2 to 1024",
     ),
     case(
         "    maxModelLength: 2048",
@@ -365,6 +365,12 @@ pub(crate) const CASES: &[Case] = &[
         "room is no level of topology",
     ),
     // Not built yet.
+    case(
+        "    blockSize: 16",
+        "    dtype: BF16 #!",
+        "spec.engine.dtype",
+        "\"BF16\" is not supported yet by this version; allowed: Auto",
+    ),
     case(
         "    type: Builtin\n    blockSize",
         "    type: VLLM #!\n    blockSize",
