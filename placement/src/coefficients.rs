@@ -46,7 +46,7 @@ pub struct WorkerCoefficients {
     pub samples: u64,
 }
 
-/// Upper factors per phase and load bucket, at least 1.
+/// Upper factors per phase and load bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PhaseFactors {
@@ -79,7 +79,7 @@ pub struct LinkCoefficients {
     pub per_descriptor: f64,
     /// ms for claim and completion.
     pub synchronization: f64,
-    /// Actual / predicted that 95 of 100 transfers stay below; at least 1.
+    /// Actual / predicted that 95 of 100 transfers stay below.
     pub upper: f64,
     #[serde(default)]
     pub samples: u64,
