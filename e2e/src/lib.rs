@@ -19,6 +19,7 @@ pub mod openai;
 pub mod process;
 pub mod prompts;
 pub mod record;
+pub mod simulation;
 pub mod wait;
 
 /// Runs a scenario to its end on a runtime of its own and fails the test with the whole chain of causes.
