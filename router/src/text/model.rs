@@ -109,3 +109,104 @@ impl ModelText {
         Ok(tokens)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::json;
+
+    use super::super::vocabulary::tests::tokenizer_json;
+    use super::*;
+
+    fn artifacts(template: &str, add_bos: bool) -> TextArtifacts {
+        let decoder = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        let template = TemplateArtifact {
+            chat_template: template.to_owned(),
+            bos_token: Some("<s>".into()),
+            eos_token: None,
+            add_bos,
+        };
+        TextArtifacts {
+            tokenizer_digest: "t".into(),
+            tokenizer: Bytes::from(tokenizer_json(&["h", "i", "<s>"], &["<s>"], &decoder)),
+            chat_template_digest: "c".into(),
+            chat_template: Bytes::from(serde_json::to_vec(&template).unwrap()),
+            max_context: 100,
+        }
+    }
+
+    fn chat(messages: &str) -> ChatRequest {
+        ChatRequest::parse(format!("{{\"model\": \"m\", \"messages\": {messages}}}").as_bytes())
+            .unwrap()
+    }
+
+    #[test]
+    fn a_sequence_begins_once_with_its_first_token_and_only_where_asked() {
+        let model = ModelText::compile(&artifacts("", true)).unwrap();
+        assert_eq!(model.encode("hi", true).unwrap(), [2, 0, 1]);
+        assert_eq!(model.encode("<s>hi", true).unwrap(), [2, 0, 1]);
+        assert_eq!(model.encode("hi", false).unwrap(), [0, 1]);
+        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        assert_eq!(model.encode("hi", true).unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn a_model_without_a_template_does_not_chat() {
+        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        let error = model
+            .render(
+                &chat(r#"[{"role": "user", "content": "hi"}]"#),
+                Timestamp::UNIX_EPOCH,
+            )
+            .unwrap_err();
+        assert!(error.to_string().contains("use /v1/completions"), "{error}");
+    }
+
+    #[test]
+    fn tool_calls_that_the_template_would_drop_are_refused_by_path() {
+        let messages = r#"[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]"#;
+        let model = ModelText::compile(&artifacts("{{ messages[0].content }}", false)).unwrap();
+        let error = model
+            .render(&chat(messages), Timestamp::UNIX_EPOCH)
+            .unwrap_err();
+        assert!(matches!(error, PromptError::ToolCalls(path) if path == "messages[0].tool_calls"));
+        let model = ModelText::compile(&artifacts(
+            "{{ messages[0].tool_calls[0].function.name }}",
+            false,
+        ))
+        .unwrap();
+        assert_eq!(
+            model
+                .render(&chat(messages), Timestamp::UNIX_EPOCH)
+                .unwrap(),
+            "f"
+        );
+    }
+
+    #[test]
+    fn files_that_are_no_tokenizer_or_template_say_which() {
+        let mut broken = artifacts("", false);
+        broken.tokenizer = Bytes::from_static(b"{}");
+        assert!(
+            ModelText::compile(&broken)
+                .unwrap_err()
+                .to_string()
+                .starts_with("tokenizer.json cannot be loaded")
+        );
+        let mut broken = artifacts("", false);
+        broken.chat_template = Bytes::from_static(b"x");
+        assert!(
+            ModelText::compile(&broken)
+                .unwrap_err()
+                .to_string()
+                .starts_with("the chat template artifact")
+        );
+        let broken = artifacts("{% for %}", false);
+        assert!(
+            ModelText::compile(&broken)
+                .unwrap_err()
+                .to_string()
+                .starts_with("the chat template does not compile")
+        );
+    }
+}

@@ -298,3 +298,131 @@ impl serde_json::ser::Formatter for PythonStyle {
         writer.write_all(self.key.as_bytes())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The template of SmolLM2-135M-Instruct.
+    const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ \
+        '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\\n' }}\
+        {% endif %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+    fn render(template: &str, fields: &str) -> Result<String, TemplateError> {
+        let artifact = TemplateArtifact {
+            chat_template: template.to_owned(),
+            bos_token: Some("<s>".into()),
+            eos_token: Some("</s>".into()),
+            add_bos: false,
+        };
+        let request =
+            ChatRequest::parse(format!("{{\"model\": \"m\", {fields}}}").as_bytes()).unwrap();
+        // 2026-11-29T17:45:00Z
+        ChatTemplate::compile(&artifact)?
+            .render(&request, Timestamp::from_second(1_795_974_300).unwrap())
+    }
+
+    const HELLO: &str = r#""messages": [{"role": "user", "content": "hello"}]"#;
+
+    #[test]
+    fn the_template_of_the_embedded_model_gives_what_transformers_gives() {
+        assert_eq!(
+            render(SMOLLM2, HELLO).unwrap(),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+             <|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+        );
+        let with_system = r#""messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+            {"role": "assistant", "content": "a"}], "add_generation_prompt": false"#;
+        assert_eq!(
+            render(SMOLLM2, with_system).unwrap(),
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+        );
+    }
+
+    #[test]
+    fn block_tags_take_no_lines_and_python_methods_work() {
+        let template = "{{ bos_token }}\n  {% for m in messages %}\n    {% if m.content.strip().startswith('h') %}\n\
+            {{ m.content.upper().split('L')[0] ~ eos_token }}\n    {%- endif %}\n  {% endfor %}\nend\n";
+        assert_eq!(render(template, HELLO).unwrap(), "<s>\nHE</s>end");
+    }
+
+    #[test]
+    fn a_refusal_of_the_template_is_told_in_its_own_words() {
+        let template = "{% if messages[0].role != 'system' %}\n{{ raise_exception('a system message must come first') }}{% endif %}";
+        let error = render(template, HELLO).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "a system message must come first (line 2 of the chat template)"
+        );
+    }
+
+    #[test]
+    fn a_template_that_does_not_compile_says_where() {
+        let error = render("{% if %}", HELLO).unwrap_err().to_string();
+        assert!(error.contains("line 1 of the chat template"), "{error}");
+    }
+
+    #[test]
+    fn values_are_written_as_python_writes_them() {
+        let fields = format!(
+            r#"{HELLO}, "chat_template_kwargs": {{"t": {{"a": [1, "<é>", null, true, 0.5], "b": {{}}}}}}"#
+        );
+        assert_eq!(
+            render("{{ t | tojson }}", &fields).unwrap(),
+            r#"{"a": [1, "<é>", null, true, 0.5], "b": {}}"#
+        );
+        assert_eq!(
+            render("{{ t.a[:2] | tojson(indent=2) }}", &fields).unwrap(),
+            "[\n  1,\n  \"<é>\"\n]"
+        );
+        assert_eq!(
+            render(
+                "{{ t.b | tojson(separators=(',', ':')) }}{{ none }}{{ true }}",
+                &fields
+            )
+            .unwrap(),
+            "{}NoneTrue"
+        );
+    }
+
+    #[test]
+    fn the_date_is_that_of_the_request() {
+        assert_eq!(
+            render("{{ strftime_now('%d %b %Y') }}", HELLO).unwrap(),
+            "29 Nov 2026"
+        );
+        assert!(
+            render("{{ strftime_now('%!') }}", HELLO)
+                .unwrap_err()
+                .to_string()
+                .contains("strftime_now")
+        );
+    }
+
+    #[test]
+    fn marks_for_training_and_loop_controls_are_understood() {
+        let template = "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{%- generation -%} x {%- endgeneration %}{{ i }}{% endfor %}";
+        assert_eq!(render(template, HELLO).unwrap(), "x1");
+    }
+
+    #[test]
+    fn a_client_cannot_replace_what_the_router_says() {
+        let fields =
+            format!(r#"{HELLO}, "chat_template_kwargs": {{"bos_token": "evil", "messages": []}}"#);
+        assert_eq!(
+            render("{{ bos_token }}{{ messages | length }}", &fields).unwrap(),
+            "<s>1"
+        );
+    }
+
+    #[test]
+    fn developer_is_system_where_the_template_does_not_know_it() {
+        let fields = r#""messages": [{"role": "developer", "content": "d"}]"#;
+        assert_eq!(render("{{ messages[0].role }}", fields).unwrap(), "system");
+        assert_eq!(
+            render("{{ messages[0].role }}{# developer #}", fields).unwrap(),
+            "developer"
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! A request into the tokens of its prompt, checked against the model.
+
+use jiff::Timestamp;
+
+use crate::openai::budget::{DefaultBudget, token_budget};
+use crate::openai::chat::ChatRequest;
+use crate::openai::completion::{CompletionRequest, Prompt};
+use crate::openai::error::ApiError;
+use crate::openai::parameters::Parameters;
+use crate::text::model::{ModelText, PromptError};
+use crate::text::vocabulary::Vocabulary;
+
+/// A request of either kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Asked {
+    Chat(ChatRequest),
+    Completion(CompletionRequest),
+}
+
+/// What a run is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    pub tokens: Vec<u32>,
+    /// Tokens that may be generated.
+    pub max_tokens: u32,
+}
+
+impl Asked {
+    pub fn parameters(&self) -> &Parameters {
+        match self {
+            Self::Chat(request) => &request.parameters,
+            Self::Completion(request) => &request.parameters,
+        }
+    }
+
+    /// `max_context` in tokens; `now` for templates that write the date.
+    pub fn prepare(
+        &self,
+        model: &ModelText,
+        max_context: u32,
+        now: Timestamp,
+    ) -> Result<Prepared, ApiError> {
+        let (tokens, default) = match self {
+            Self::Chat(request) => {
+                let refused = |error| refusal(error, "messages");
+                let text = model.render(request, now).map_err(refused)?;
+                let tokens = model
+                    .encode(&text, request.add_special_tokens)
+                    .map_err(refused)?;
+                (tokens, DefaultBudget::Rest)
+            }
+            Self::Completion(request) => {
+                let tokens = match &request.prompt {
+                    Prompt::Text(text) => model
+                        .encode(text, request.add_special_tokens)
+                        .map_err(|error| refusal(error, "prompt"))?,
+                    Prompt::Tokens(tokens) => {
+                        check_tokens("prompt", tokens, model.vocabulary())?;
+                        tokens.clone()
+                    }
+                };
+                if tokens.is_empty() {
+                    return Err(ApiError::field("prompt", "prompt must not be empty"));
+                }
+                (tokens, DefaultBudget::Sixteen)
+            }
+        };
+        let parameters = self.parameters();
+        check_tokens(
+            "stop_token_ids",
+            &parameters.stop_token_ids,
+            model.vocabulary(),
+        )?;
+        let max_tokens = token_budget(parameters, tokens.len(), default, max_context)?;
+        Ok(Prepared { tokens, max_tokens })
+    }
+}
+
+fn check_tokens(field: &str, tokens: &[u32], vocabulary: &Vocabulary) -> Result<(), ApiError> {
+    let size = vocabulary.size();
+    match tokens.iter().position(|&token| token >= size) {
+        None => Ok(()),
+        Some(index) => {
+            let path = format!("{field}[{index}]");
+            let message = format!(
+                "{path} is {}, but the model's token ids end at {}",
+                tokens[index],
+                size.saturating_sub(1)
+            );
+            Err(ApiError::field(path, message))
+        }
+    }
+}
+
+fn refusal(error: PromptError, field: &str) -> ApiError {
+    let message = error.to_string();
+    match error {
+        PromptError::ToolCalls(path) => ApiError::unsupported(path, message),
+        PromptError::NoTemplate => ApiError::unsupported(field, message),
+        PromptError::Template(_) | PromptError::Tokenizer(_) => ApiError::field(field, message),
+    }
+}

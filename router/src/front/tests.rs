@@ -1,0 +1,1 @@
+//! The front over a scripted run.
