@@ -1,0 +1,262 @@
+//! HTTP to a router: JSON in and out, and streams of server-sent events.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+/// One router's address.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    pool: Pool<HttpConnector, Full<Bytes>>,
+    base: String,
+}
+
+/// An answer that was read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Value,
+}
+
+impl Answer {
+    /// What the server says is wrong, in one line.
+    pub(crate) fn complaint(&self) -> String {
+        match self.body["error"]["message"]
+            .as_str()
+            .or(self.body.as_str())
+        {
+            Some(message) if !message.is_empty() => format!("{}: {message}", self.status.as_u16()),
+            _ => self.status.to_string(),
+        }
+    }
+
+    pub(crate) fn run(&self) -> Option<String> {
+        run(&self.headers)
+    }
+}
+
+/// The run id of a response.
+pub(crate) fn run(headers: &HeaderMap) -> Option<String> {
+    Some(headers.get("x-baton-run")?.to_str().ok()?.to_owned())
+}
+
+impl Client {
+    /// `address` is `HOST:PORT` or `http://HOST:PORT`.
+    pub(crate) fn new(address: &str) -> Self {
+        let base = if address.contains("://") {
+            address.to_owned()
+        } else {
+            format!("http://{address}")
+        };
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(Duration::from_secs(5)));
+        Self {
+            pool: Pool::builder(TokioExecutor::new()).build(connector),
+            base: base.trim_end_matches('/').to_owned(),
+        }
+    }
+
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// # Errors
+    /// Nobody answers; a status that is not 2xx is an answer.
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        let response = self.send(Method::GET, path, &[], Bytes::new()).await?;
+        self.whole(response).await
+    }
+
+    /// As [`Client::get`], and any status but success is an error.
+    pub(crate) async fn get_good(&self, path: &str) -> anyhow::Result<Value> {
+        let answer = self.get(path).await?;
+        if !answer.status.is_success() {
+            bail!("{}{path} answers {}", self.base, answer.complaint());
+        }
+        Ok(answer.body)
+    }
+
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> anyhow::Result<Answer> {
+        let response = self
+            .send(Method::POST, path, headers, Bytes::from(body.to_string()))
+            .await?;
+        self.whole(response).await
+    }
+
+    /// Sends and returns as soon as the head of the answer is there.
+    pub(crate) async fn stream(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> anyhow::Result<Result<Events, Answer>> {
+        let response = self
+            .send(Method::POST, path, headers, Bytes::from(body.to_string()))
+            .await?;
+        if response.status().is_success() {
+            return Ok(Ok(Events::new(response)));
+        }
+        Ok(Err(self.whole(response).await?))
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<http::Response<Incoming>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base));
+        request = request.header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request
+            .body(Full::new(body))
+            .with_context(|| format!("{} is no address of a router", self.base))?;
+        self.pool.request(request).await.with_context(|| {
+            format!(
+                "no router answers at {}: is baton up running there?",
+                self.base
+            )
+        })
+    }
+
+    async fn whole(&self, response: http::Response<Incoming>) -> anyhow::Result<Answer> {
+        let (head, body) = response.into_parts();
+        let bytes = body
+            .collect()
+            .await
+            .with_context(|| format!("the answer of {} broke off", self.base))?
+            .to_bytes();
+        let body = serde_json::from_slice(&bytes)
+            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).trim().to_owned()));
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+        })
+    }
+}
+
+/// Server-sent events, one JSON value each.
+#[derive(Debug)]
+pub(crate) struct Events {
+    pub(crate) headers: HeaderMap,
+    body: Incoming,
+    lines: Lines,
+    ended: bool,
+}
+
+impl Events {
+    fn new(response: http::Response<Incoming>) -> Self {
+        let (head, body) = response.into_parts();
+        Self {
+            headers: head.headers,
+            body,
+            lines: Lines::default(),
+            ended: false,
+        }
+    }
+
+    /// The next event; none after `[DONE]`.
+    ///
+    /// # Errors
+    /// The stream breaks off, or ends with an error event.
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Value>> {
+        loop {
+            while let Some(line) = self.lines.next() {
+                let Some(data) = line.strip_prefix("data:").map(str::trim) else {
+                    continue;
+                };
+                if data == "[DONE]" {
+                    self.ended = true;
+                    return Ok(None);
+                }
+                let value: Value = serde_json::from_str(data).context("an event is not JSON")?;
+                if let Some(message) = value["error"]["message"].as_str() {
+                    bail!("the router ended the stream: {message}");
+                }
+                return Ok(Some(value));
+            }
+            match self.body.frame().await {
+                Some(frame) => {
+                    if let Ok(data) = frame.context("the stream broke off")?.into_data() {
+                        self.lines.push(&data);
+                    }
+                }
+                None if self.ended => return Ok(None),
+                None => bail!("the stream ended before it was done"),
+            }
+        }
+    }
+}
+
+/// Whole lines out of pieces.
+#[derive(Debug, Default)]
+struct Lines {
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Lines {
+    fn push(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    fn next(&mut self) -> Option<String> {
+        let rest = &self.buffer[self.start..];
+        let end = rest.iter().position(|byte| *byte == b'\n')?;
+        let line = String::from_utf8_lossy(&rest[..end])
+            .trim_end_matches('\r')
+            .to_owned();
+        self.start += end + 1;
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_put_together_from_pieces() {
+        let mut lines = Lines::default();
+        lines.push(b"data: {\"a\"");
+        assert_eq!(lines.next(), None);
+        lines.push(b":1}\r\n\r\ndata: [DO");
+        assert_eq!(lines.next().as_deref(), Some("data: {\"a\":1}"));
+        assert_eq!(lines.next().as_deref(), Some(""));
+        assert_eq!(lines.next(), None);
+        lines.push(b"NE]\n");
+        assert_eq!(lines.next().as_deref(), Some("data: [DONE]"));
+    }
+
+    #[test]
+    fn an_address_may_be_short() {
+        assert_eq!(
+            Client::new("127.0.0.1:8001").base(),
+            "http://127.0.0.1:8001"
+        );
+        assert_eq!(Client::new("http://h:1/").base(), "http://h:1");
+    }
+}

@@ -1,0 +1,231 @@
+//! Decision records, from a state directory or from a router.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use baton_placement::coefficients::CoefficientSet;
+use baton_placement::policy::Policy;
+use baton_placement::record::DecisionRecord;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::arguments::RecordArguments;
+use crate::client::Client;
+use crate::failure::wrong_input;
+
+/// Where records are.
+#[derive(Debug)]
+pub(crate) enum Records {
+    StateDir(PathBuf),
+    Router(Client),
+}
+
+/// Records that a router is asked for at once; it keeps about as many.
+const LAST: usize = 1024;
+
+impl Records {
+    pub(crate) fn of(arguments: &RecordArguments) -> Self {
+        match &arguments.admin {
+            Some(address) => Self::Router(Client::new(address)),
+            None => Self::StateDir(arguments.state_dir.clone()),
+        }
+    }
+
+    /// The record of one run, or the newest of all for `last`.
+    pub(crate) async fn find(&self, run: &str) -> anyhow::Result<Option<DecisionRecord>> {
+        match self {
+            Self::StateDir(folder) => find_in_files(folder, run),
+            Self::Router(client) if run == "last" => Ok(self.last(client, 1).await?.pop()),
+            Self::Router(client) => {
+                let answer = client.get(&format!("/v1/decisions/{run}")).await?;
+                if answer.status.as_u16() == 404 {
+                    return Ok(None);
+                }
+                if !answer.status.is_success() {
+                    bail!("{} answers {}", client.base(), answer.complaint());
+                }
+                Ok(Some(record(answer.body)?))
+            }
+        }
+    }
+
+    async fn last(&self, client: &Client, count: usize) -> anyhow::Result<Vec<DecisionRecord>> {
+        let body = client
+            .get_good(&format!("/v1/decisions?last={count}"))
+            .await?;
+        // A list, or an object that holds one.
+        let list = match body {
+            Value::Array(list) => list,
+            mut body => match body["decisions"].take() {
+                Value::Array(list) => list,
+                _ => bail!(
+                    "{} answers something other than a list of decisions",
+                    client.base()
+                ),
+            },
+        };
+        list.into_iter().map(record).collect()
+    }
+
+    /// All records there are, oldest first.
+    pub(crate) async fn all(&self) -> anyhow::Result<Vec<DecisionRecord>> {
+        match self {
+            Self::StateDir(folder) => {
+                let mut records = Vec::new();
+                for file in files(folder)? {
+                    records.extend(read(&file)?);
+                }
+                Ok(records)
+            }
+            Self::Router(client) => {
+                let mut records = self.last(client, LAST).await?;
+                records.sort_by(|a, b| a.time.cmp(&b.time));
+                Ok(records)
+            }
+        }
+    }
+}
+
+fn record(json: Value) -> anyhow::Result<DecisionRecord> {
+    serde_json::from_value(json)
+        .context("cannot understand a decision record: it may be of another version of Baton")
+}
+
+/// The record files of a state directory, oldest first.
+pub(crate) fn files(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let folder = state_dir.join("decisions");
+    let entries = std::fs::read_dir(&folder).map_err(|error| {
+        wrong_input(format!(
+            "cannot read {}: {error}; name the state directory of a baton up with --state-dir, or a router with --admin",
+            folder.display()
+        ))
+    })?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "jsonl")
+        })
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+/// The records of a file. The last line of a file that is being written may be incomplete, and is left out then.
+pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<DecisionRecord>> {
+    let open = std::fs::File::open(file)
+        .map_err(|error| wrong_input(format!("cannot read {}: {error}", file.display())))?;
+    let mut reader = BufReader::new(open);
+    let mut records = Vec::new();
+    let mut line = String::new();
+    for number in 1_usize.. {
+        line.clear();
+        let length = reader
+            .read_line(&mut line)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        if length == 0 {
+            break;
+        }
+        if line.trim().is_empty() {
+            continue;
+        }
+        match serde_json::from_str(&line) {
+            Ok(record) => records.push(record),
+            Err(_) if !line.ends_with('\n') => break,
+            Err(error) => {
+                return Err(wrong_input(format!(
+                    "{}:{number}: not a decision record: {error}",
+                    file.display()
+                )));
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Newest files first, so that a run of today is found without reading all days. Only lines that hold the id are parsed.
+fn find_in_files(state_dir: &Path, run: &str) -> anyhow::Result<Option<DecisionRecord>> {
+    for file in files(state_dir)?.into_iter().rev() {
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        let found = text
+            .lines()
+            .rev()
+            .filter(|line| !line.trim().is_empty() && (run == "last" || line.contains(run)))
+            .filter_map(|line| serde_json::from_str::<DecisionRecord>(line).ok())
+            .find(|record| run == "last" || record.run.0 == run);
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Coefficient sets and policies by digest, as they lie in a state directory beside `decisions/`.
+#[derive(Debug)]
+pub(crate) struct Digests {
+    /// Folders that may hold `coefficients/` and `policies/`.
+    roots: Vec<PathBuf>,
+    coefficients: BTreeMap<String, CoefficientSet>,
+    policies: BTreeMap<String, Policy>,
+}
+
+impl Digests {
+    /// `near`: a state directory, its `decisions/`, or files in there.
+    pub(crate) fn new<'a>(near: impl IntoIterator<Item = &'a Path>) -> Self {
+        let mut roots = Vec::new();
+        for path in near {
+            for root in path.ancestors().take(3) {
+                // The parent of a relative name is the folder where we are.
+                let root = if root.as_os_str().is_empty() {
+                    Path::new(".")
+                } else {
+                    root
+                };
+                if !roots.contains(&root.to_path_buf()) {
+                    roots.push(root.to_path_buf());
+                }
+            }
+        }
+        Self {
+            roots,
+            coefficients: BTreeMap::new(),
+            policies: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn coefficients(&mut self, digest: &str) -> anyhow::Result<&CoefficientSet> {
+        load(&self.roots, "coefficients", digest, &mut self.coefficients)
+    }
+
+    pub(crate) fn policy(&mut self, digest: &str) -> anyhow::Result<&Policy> {
+        load(&self.roots, "policies", digest, &mut self.policies)
+    }
+}
+
+fn load<'a, T: DeserializeOwned>(
+    roots: &[PathBuf],
+    folder: &str,
+    digest: &str,
+    known: &'a mut BTreeMap<String, T>,
+) -> anyhow::Result<&'a T> {
+    use std::collections::btree_map::Entry;
+    match known.entry(digest.to_owned()) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => {
+            let name = format!("{folder}/{digest}.json");
+            let file = roots.iter().map(|root| root.join(&name)).find(|file| file.is_file()).ok_or_else(|| {
+                wrong_input(format!(
+                    "{name} is not beside the records: replay needs the state directory whole (decisions, coefficients, policies)"
+                ))
+            })?;
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let value = serde_json::from_str(&text)
+                .with_context(|| format!("cannot understand {}", file.display()))?;
+            Ok(entry.insert(value))
+        }
+    }
+}

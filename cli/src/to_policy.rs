@@ -1,0 +1,328 @@
+//! `RoutePolicy` of the resources → the policy type of `placement`: the one edge where both are known.
+
+use std::collections::BTreeMap;
+
+use baton_crds::policy as from;
+use baton_crds::{PoolRole, Resources, RoutePolicy};
+use baton_placement::policy::{
+    AdmissionPolicy, Assurance, BreakerPolicy, CachePolicy, CacheSource, Checksum, CostPolicy,
+    Enforcement, FallbackPolicy, FirstToken, LocalRecompute, Mode, NoPrefillAction, Objective,
+    OnNoPrefill, Overrides, Policy, Pooling, Preset, Timeouts, TopologyPolicy, VerifyPolicy,
+    WeightPercents,
+};
+
+use crate::failure::wrong_input;
+
+/// The policy as placement has it. Pools are those of `resources` that the references name, and their transports'
+/// order is the first decode pool's; where `resources` hold no pools (a policy read alone), names are taken as they are.
+///
+/// # Errors
+/// Placement refuses the policy; the message names the field.
+pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::Result<Policy> {
+    let spec = &policy.spec;
+    let transports = policy
+        .pools(PoolRole::Decode, resources)
+        .first()
+        .map(|pool| {
+            pool.spec
+                .kv_pool
+                .transports
+                .iter()
+                .map(|transport| format!("{transport:?}"))
+                .collect()
+        })
+        .unwrap_or_default();
+    let converted = Policy {
+        name: policy.metadata.name.clone(),
+        generation: 1,
+        model: spec.model.clone(),
+        aliases: spec.aliases.clone(),
+        prefill_pools: pools(policy, PoolRole::Prefill, &spec.prefill_pools, resources),
+        decode_pools: pools(policy, PoolRole::Decode, &spec.decode_pools, resources),
+        mode: mode(spec),
+        overrides: match spec.overrides {
+            from::Overrides::Ignored => Overrides::Ignored,
+            from::Overrides::Allowed => Overrides::Allowed,
+        },
+        objective: Objective {
+            ttft_milliseconds: spec.objective.ttft_milliseconds.map(number),
+            tpot_milliseconds: spec.objective.tpot_milliseconds.map(number),
+            end_to_end_milliseconds: spec.objective.end_to_end_milliseconds.map(number),
+            percentile: spec.objective.percentile.map(number),
+        },
+        pooling: match spec.pooling {
+            from::Pooling::Pooled => Pooling::Pooled,
+            from::Pooling::Strict => Pooling::Strict,
+        },
+        cost: cost(&spec.cost),
+        topology: topology(&spec.topology),
+        on_no_prefill: on_no_prefill(spec.on_no_prefill.as_ref()),
+        fallback: fallback(&spec.fallback),
+        first_token: match spec.first_token {
+            from::FirstToken::Prefill => FirstToken::Prefill,
+            from::FirstToken::Decode => FirstToken::Decode,
+        },
+        timeouts: timeouts(&spec.timeouts),
+        admission: admission(&spec.admission),
+        verify: VerifyPolicy {
+            require: match spec.verify.require {
+                from::Assurance::Verified => Assurance::Verified,
+                from::Assurance::EngineTrusted => Assurance::EngineTrusted,
+            },
+            checksum: match spec.verify.checksum {
+                from::Checksum::Always => Checksum::Always,
+                from::Checksum::Sampled => Checksum::Sampled,
+                from::Checksum::Off => Checksum::Off,
+            },
+        },
+        cache: cache(&spec.cache),
+        transports,
+    };
+    converted.check().map_err(|error| {
+        wrong_input(format!(
+            "{}:{}: {error}",
+            policy.origin.file,
+            policy.origin.line_of("spec")
+        ))
+    })?;
+    Ok(converted)
+}
+
+fn pools(
+    policy: &RoutePolicy,
+    role: PoolRole,
+    references: &[from::PoolReference],
+    resources: &Resources,
+) -> Vec<String> {
+    if resources.pools.is_empty() {
+        return references
+            .iter()
+            .filter_map(|reference| reference.name.clone())
+            .collect();
+    }
+    policy
+        .pools(role, resources)
+        .iter()
+        .map(|pool| pool.metadata.name.clone())
+        .collect()
+}
+
+fn mode(spec: &from::RoutePolicySpec) -> Mode {
+    match spec.mode {
+        from::Mode::Conditional => Mode::Conditional,
+        from::Mode::Aggregated => Mode::Aggregated,
+        from::Mode::Disaggregated => Mode::Disaggregated,
+        from::Mode::Threshold => Mode::Threshold {
+            tokens: spec.threshold_tokens.map_or(0, count),
+        },
+    }
+}
+
+fn cost(cost: &from::Cost) -> CostPolicy {
+    let weights = &cost.weights;
+    CostPolicy {
+        preset: match cost.preset {
+            Some(from::Preset::Balanced) | None => Preset::Balanced,
+            Some(from::Preset::Latency) => Preset::Latency,
+        },
+        weights: WeightPercents {
+            wq: weights.wq.map(number),
+            wt: weights.wt.map(number),
+            wm: weights.wm.map(number),
+            lambda: weights.lambda.map(number),
+            wo: weights.wo.map(number),
+            wd: weights.wd.map(number),
+            v: weights.v.map(number),
+            uq: weights.uq.map(number),
+        },
+        margin_percent: cost.margin_percent.map(number),
+        margin_milliseconds: cost.margin_milliseconds.map(number),
+        temperature_percent: cost.temperature_percent.map_or(0.0, number),
+        level_penalty_milliseconds: cost
+            .level_penalty_milliseconds
+            .iter()
+            .map(|(level, penalty)| (level.clone(), number(*penalty)))
+            .collect::<BTreeMap<_, _>>(),
+    }
+}
+
+fn topology(topology: &from::PolicyTopology) -> TopologyPolicy {
+    let default = BreakerPolicy::default();
+    let breaker = &topology.breaker;
+    TopologyPolicy {
+        enforcement: match topology.enforcement {
+            from::Enforcement::Required => Enforcement::Required,
+            from::Enforcement::Preferred => Enforcement::Preferred,
+            from::Enforcement::Ignored => Enforcement::Ignored,
+        },
+        farthest_level: topology.farthest_level.clone(),
+        breaker: BreakerPolicy {
+            failures: breaker.failures.map_or(default.failures, count),
+            window_seconds: breaker
+                .window_seconds
+                .map_or(default.window_seconds, number),
+            open_seconds: breaker.open_seconds.map_or(default.open_seconds, number),
+            slowdown_percent: breaker
+                .slowdown_percent
+                .map_or(default.slowdown_percent, number),
+        },
+    }
+}
+
+fn on_no_prefill(rule: Option<&from::OnNoPrefill>) -> OnNoPrefill {
+    let default = OnNoPrefill::default();
+    let Some(rule) = rule else { return default };
+    OnNoPrefill {
+        action: match rule.action {
+            from::NoPrefillAction::Local => NoPrefillAction::Local,
+            from::NoPrefillAction::Queue => NoPrefillAction::Queue,
+            from::NoPrefillAction::Reject => NoPrefillAction::Reject,
+        },
+        max_concurrent_per_worker: rule
+            .max_concurrent_per_worker
+            .map_or(default.max_concurrent_per_worker, count),
+        queue_milliseconds: rule
+            .queue_milliseconds
+            .map_or(default.queue_milliseconds, number),
+    }
+}
+
+fn fallback(fallback: &from::Fallback) -> FallbackPolicy {
+    let default = FallbackPolicy::default();
+    let recompute = &fallback.local_recompute;
+    FallbackPolicy {
+        local_recompute: LocalRecompute {
+            max_concurrent_per_worker: recompute
+                .max_concurrent_per_worker
+                .map_or(default.local_recompute.max_concurrent_per_worker, count),
+            max_percent: recompute
+                .max_percent
+                .map_or(default.local_recompute.max_percent, number),
+        },
+        replans: fallback.replans.map_or(default.replans, count),
+    }
+}
+
+fn timeouts(timeouts: &from::Timeouts) -> Timeouts {
+    let default = Timeouts::default();
+    Timeouts {
+        reserve_seconds: timeouts
+            .reserve_seconds
+            .map_or(default.reserve_seconds, number),
+        prefill_start_seconds: timeouts
+            .prefill_start_seconds
+            .map_or(default.prefill_start_seconds, number),
+        prefill_seconds: timeouts
+            .prefill_seconds
+            .map_or(default.prefill_seconds, number),
+        transfer_seconds: timeouts
+            .transfer_seconds
+            .map_or(default.transfer_seconds, number),
+        decode_start_seconds: timeouts
+            .decode_start_seconds
+            .map_or(default.decode_start_seconds, number),
+        token_seconds: timeouts.token_seconds.map_or(default.token_seconds, number),
+        total_seconds: timeouts.total_seconds.map_or(default.total_seconds, number),
+    }
+}
+
+fn admission(admission: &from::Admission) -> AdmissionPolicy {
+    let default = AdmissionPolicy::default();
+    AdmissionPolicy {
+        max_queued_per_worker: admission
+            .max_queued_per_worker
+            .map_or(default.max_queued_per_worker, count),
+        retry_after_seconds: admission
+            .retry_after_seconds
+            .map_or(default.retry_after_seconds, count),
+    }
+}
+
+fn cache(cache: &from::Cache) -> CachePolicy {
+    let default = CachePolicy::default();
+    CachePolicy {
+        source: match cache.source {
+            from::CacheSource::Events => CacheSource::Events,
+            from::CacheSource::None => CacheSource::None,
+        },
+        stale_after_milliseconds: cache
+            .stale_after_milliseconds
+            .map_or(default.stale_after_milliseconds, number),
+    }
+}
+
+/// The schema bounds every integer far below 2^53, so this is exact.
+fn number(value: i64) -> f64 {
+    value as f64
+}
+
+/// The schema lets no count through that does not fit.
+fn count(value: i64) -> u32 {
+    u32::try_from(value.max(0)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_crds::read_documents;
+
+    use super::*;
+
+    fn policy(spec: &str) -> anyhow::Result<Policy> {
+        let text = format!(
+            "apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: p}}\nspec:\n  model: m\n  decodePools: [{{name: d}}]\n{spec}"
+        );
+        let resources = read_documents([("p.yaml", text.as_str())]).unwrap();
+        to_policy(&resources.policies[0], &resources)
+    }
+
+    #[test]
+    fn what_is_left_out_is_placements_own_default() {
+        assert_eq!(policy("").unwrap(), Policy::new("p", "m", &[], &["d"]));
+    }
+
+    #[test]
+    fn each_field_arrives() {
+        let policy = policy(
+            "  prefillPools: [{name: a}]\n  mode: Threshold\n  thresholdTokens: 512\n  overrides: Allowed\n  pooling: Strict\n  \
+             objective: {ttftMilliseconds: 500}\n  cost: {preset: Latency, weights: {wm: 50, lambda: 200}, marginPercent: 0, levelPenaltyMilliseconds: {rack: 3}}\n  \
+             topology: {enforcement: Required, farthestLevel: rack, breaker: {failures: 9}}\n  onNoPrefill: {action: Queue, queueMilliseconds: 7}\n  \
+             fallback: {localRecompute: {maxPercent: 33}, replans: 0}\n  firstToken: Decode\n  timeouts: {tokenSeconds: 5}\n  admission: {retryAfterSeconds: 4}\n  \
+             verify: {require: Verified, checksum: Sampled}\n  cache: {source: None, staleAfterMilliseconds: 11}\n",
+        )
+        .unwrap();
+        assert_eq!(policy.prefill_pools, ["a"]);
+        assert_eq!(policy.mode, Mode::Threshold { tokens: 512 });
+        assert_eq!(
+            (policy.overrides, policy.pooling),
+            (Overrides::Allowed, Pooling::Strict)
+        );
+        assert_eq!(policy.objective.ttft_milliseconds, Some(500.0));
+        assert_eq!(policy.cost.preset, Preset::Latency);
+        assert_eq!(
+            (policy.cost.weights.wm, policy.cost.weights.lambda),
+            (Some(50.0), Some(200.0))
+        );
+        assert_eq!(policy.cost.margin_percent, Some(0.0));
+        assert_eq!(policy.cost.level_penalty_milliseconds["rack"], 3.0);
+        assert_eq!(policy.topology.enforcement, Enforcement::Required);
+        assert_eq!(policy.topology.farthest_level.as_deref(), Some("rack"));
+        assert_eq!(policy.topology.breaker.failures, 9);
+        assert_eq!(
+            policy.topology.breaker.open_seconds,
+            BreakerPolicy::default().open_seconds
+        );
+        assert_eq!(policy.on_no_prefill.action, NoPrefillAction::Queue);
+        assert_eq!(policy.on_no_prefill.queue_milliseconds, 7.0);
+        assert_eq!(policy.fallback.local_recompute.max_percent, 33.0);
+        assert_eq!(policy.fallback.replans, 0);
+        assert_eq!(policy.first_token, FirstToken::Decode);
+        assert_eq!(policy.timeouts.token_seconds, 5.0);
+        assert_eq!(policy.admission.retry_after_seconds, 4);
+        assert_eq!(
+            (policy.verify.require, policy.verify.checksum),
+            (Assurance::Verified, Checksum::Sampled)
+        );
+        assert_eq!(policy.cache.source, CacheSource::None);
+        assert_eq!(policy.cache.stale_after_milliseconds, 11.0);
+    }
+}

@@ -1,0 +1,306 @@
+//! `baton up`: the resources of some files, served on this machine by child processes.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `plan` | which workers there are and what each is told (pure) |
+//! | `state_dir`, `processes`, `ports` | what the state directory holds; addresses kept over restarts |
+//! | `child`, `supervise`, `backoff` | a child that cannot outlive us, kept running, ended in bounded time |
+//! | `ready` | when all is ready, and what is shown until then |
+//! | `traffic`, `prompts`, `tour`, `check` | what `--tour` and `--check` send, and what they make of it |
+
+mod backoff;
+mod check;
+mod child;
+mod interrupt;
+mod plan;
+mod ports;
+pub(crate) mod processes;
+mod prompts;
+mod ready;
+mod state_dir;
+mod supervise;
+mod tour;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use baton_crds::{PoolRole, Resources};
+use baton_placement::policy::Policy;
+use serde_json::Value;
+
+use self::child::Program;
+use self::interrupt::Interrupt;
+use self::plan::WorkerPlan;
+use self::ports::Ports;
+use self::processes::{Process, Processes, write_whole};
+use self::ready::Fleet;
+use self::state_dir::StateDir;
+use self::supervise::Supervisor;
+use crate::arguments::UpArguments;
+use crate::failure::Verdict;
+use crate::model::{self, Weights};
+use crate::to_policy::to_policy;
+use crate::{manifests, terminal};
+
+/// Where one worker is reached.
+#[derive(Debug, Clone, Copy)]
+struct Addresses {
+    control: SocketAddr,
+    transfer: SocketAddr,
+    admin: SocketAddr,
+}
+
+/// # Errors
+/// The resources cannot be served here; a child never became ready; a file cannot be written.
+pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
+    let resources = manifests::fleet(&arguments.files)?;
+    let workers = plan::workers(&resources).map_err(|problems| manifests::refused(&problems))?;
+    let policies = resources
+        .policies
+        .iter()
+        .map(|policy| to_policy(policy, &resources))
+        .collect::<anyhow::Result<Vec<Policy>>>()?;
+    let programs = Programs::beside_this_one()?;
+    let state = StateDir::open(&arguments.state_dir)?;
+    let interrupt = Interrupt::listen()?;
+
+    let mut ports = Ports::default();
+    let listen = ports.take(arguments.listen, "--listen")?;
+    let admin = ports.take(arguments.admin, "--admin")?;
+    let addresses = workers
+        .iter()
+        .map(|_| {
+            Ok(Addresses {
+                control: ports.free()?,
+                transfer: ports.free()?,
+                admin: ports.free()?,
+            })
+        })
+        .collect::<anyhow::Result<Vec<Addresses>>>()?;
+
+    let cache = model::cache_folder(arguments.cache.as_deref(), |name| std::env::var_os(name))?;
+    let weights = tokio::select! {
+        weights = obtain(&workers, &cache) => weights?,
+        () = interrupt.first() => return Ok(Verdict::Good),
+    };
+    let router = router_program(
+        &programs, &state, &policies, &workers, &addresses, listen, admin,
+    )?;
+    let children = workers
+        .iter()
+        .zip(&addresses)
+        .map(|(worker, addresses)| {
+            let weights = worker
+                .location
+                .as_ref()
+                .and_then(|location| weights.get(&format!("{location:?}")));
+            worker_program(&programs, &state, worker, &resources, weights, *addresses)
+        })
+        .collect::<anyhow::Result<Vec<Program>>>()?;
+
+    let processes = Arc::new(Processes::new(&state.path)?);
+    let mut supervisor = Supervisor::new(processes);
+    let mut fleet = Fleet::new(admin);
+    // From here on the children hold the ports themselves.
+    drop(ports);
+    fleet.add(
+        "router",
+        supervisor.keep(router, process("router", "router", listen)),
+    );
+    for ((worker, addresses), program) in workers.iter().zip(&addresses).zip(children) {
+        let role = match worker.role {
+            PoolRole::Prefill => "prefill",
+            PoolRole::Decode => "decode",
+        };
+        fleet.add(
+            &worker.name,
+            supervisor.keep(program, process(&worker.name, role, addresses.control)),
+        );
+    }
+
+    let hurry = supervisor.hurry();
+    let outcome = tokio::select! {
+        outcome = serve(&arguments, &mut fleet, &policies, listen, admin) => outcome,
+        error = supervisor.failed() => Err(error),
+        () = interrupt.first() => Ok(Verdict::Good),
+    };
+    tokio::select! {
+        () = supervisor.end() => {}
+        () = async { interrupt.second().await; hurry.cancel(); std::future::pending().await } => {}
+    }
+    outcome
+}
+
+/// Until the check is done, or for ever.
+async fn serve(
+    arguments: &UpArguments,
+    fleet: &mut Fleet,
+    policies: &[Policy],
+    listen: SocketAddr,
+    admin: SocketAddr,
+) -> anyhow::Result<Verdict> {
+    fleet.ready().await?;
+    terminal::lines(fleet.table().await?)?;
+    terminal::line(&format!("ready http://{listen} admin http://{admin}"))?;
+    let traffic = traffic::Traffic::new(listen, admin);
+    if arguments.check {
+        return check::check(&traffic, policies, arguments.output.output).await;
+    }
+    if arguments.tour {
+        tour::tour(&traffic, policies).await?;
+        terminal::line("serving until Ctrl-C; try: baton ask \"Tell me a story about a fox.\"")?;
+    }
+    std::future::pending().await
+}
+
+/// The models of all workers, by the text of their location.
+async fn obtain(workers: &[WorkerPlan], cache: &Path) -> anyhow::Result<BTreeMap<String, Weights>> {
+    let mut weights = BTreeMap::new();
+    for location in plan::locations(workers) {
+        weights.insert(
+            format!("{location:?}"),
+            model::obtain(&location, cache).await?,
+        );
+    }
+    Ok(weights)
+}
+
+/// The programs that belong to this one.
+#[derive(Debug)]
+struct Programs {
+    router: PathBuf,
+    worker: PathBuf,
+}
+
+impl Programs {
+    fn beside_this_one() -> anyhow::Result<Self> {
+        let this = std::env::current_exe().context("cannot say where this program is")?;
+        // A link (`kubectl-baton`) may stand elsewhere.
+        let this = this.canonicalize().unwrap_or(this);
+        let folder = this.parent().context("a program is in a folder")?;
+        let find = |name: &str| {
+            let path = folder.join(name);
+            anyhow::ensure!(
+                path.is_file(),
+                "{} is missing: it belongs beside the baton program, run make build",
+                path.display()
+            );
+            Ok(path)
+        };
+        Ok(Self {
+            router: find("baton-router")?,
+            worker: find("baton-worker")?,
+        })
+    }
+}
+
+fn process(name: &str, role: &str, address: SocketAddr) -> Process {
+    Process {
+        name: name.to_owned(),
+        role: role.to_owned(),
+        pid: 0,
+        address: address.to_string(),
+    }
+}
+
+fn router_program(
+    programs: &Programs,
+    state: &StateDir,
+    policies: &[Policy],
+    workers: &[WorkerPlan],
+    addresses: &[Addresses],
+    listen: SocketAddr,
+    admin: SocketAddr,
+) -> anyhow::Result<Program> {
+    let policy_file = write(
+        state,
+        "policies",
+        &serde_json::to_value(policies).context("cannot write policies")?,
+    )?;
+    let listed = workers
+        .iter()
+        .zip(addresses)
+        .map(|(worker, addresses)| (worker.name.as_str(), addresses.control));
+    let workers_file = write(state, "workers", &plan::workers_file(listed))?;
+    let arguments = [
+        ("--listen", listen.to_string()),
+        ("--admin", admin.to_string()),
+        ("--policy-file", policy_file),
+        ("--workers-file", workers_file),
+        ("--state-dir", text(&state.path)?),
+        ("--hash-key-file", hash_key(state)?),
+    ];
+    Ok(program(state, "router", &programs.router, &[], &arguments))
+}
+
+fn worker_program(
+    programs: &Programs,
+    state: &StateDir,
+    worker: &WorkerPlan,
+    resources: &Resources,
+    weights: Option<&Weights>,
+    addresses: Addresses,
+) -> anyhow::Result<Program> {
+    let configuration = plan::worker_configuration(worker, resources, weights);
+    let arguments = [
+        ("--config", write(state, &worker.name, &configuration)?),
+        ("--control", addresses.control.to_string()),
+        ("--transfer", addresses.transfer.to_string()),
+        ("--admin", addresses.admin.to_string()),
+        ("--hash-key-file", hash_key(state)?),
+    ];
+    Ok(program(
+        state,
+        &worker.name,
+        &programs.worker,
+        &["serve"],
+        &arguments,
+    ))
+}
+
+fn program(
+    state: &StateDir,
+    name: &str,
+    path: &Path,
+    words: &[&str],
+    flags: &[(&str, String)],
+) -> Program {
+    let flags = flags
+        .iter()
+        .flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]);
+    Program {
+        name: name.to_owned(),
+        path: path.to_path_buf(),
+        arguments: words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .chain(flags)
+            .collect(),
+        log: state.log(name),
+    }
+}
+
+fn hash_key(state: &StateDir) -> anyhow::Result<String> {
+    let file = state.hash_key(|key| {
+        getrandom::fill(key)
+            .map_err(|error| anyhow::anyhow!("the machine gives no random bytes: {error}"))
+    })?;
+    text(&file)
+}
+
+fn write(state: &StateDir, name: &str, value: &Value) -> anyhow::Result<String> {
+    let file = plan::configuration_file(&state.path, name);
+    write_whole(&file, &format!("{value:#}\n"))?;
+    text(&file)
+}
+
+fn text(path: &Path) -> anyhow::Result<String> {
+    let text = path
+        .to_str()
+        .with_context(|| format!("{} is not text: give another --state-dir", path.display()))?;
+    Ok(text.to_owned())
+}

@@ -1,0 +1,190 @@
+//! One child process: started so that it cannot outlive us, its words in a log, ended in bounded time.
+//!
+//! A child holds the read end of a pipe as its standard input. Whatever ends this process, a `SIGKILL` too, closes the
+//! write end, and a child that was given `--exit-on-stdin-eof` ends then.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::process::{ChildStdin, Command};
+
+/// What is started.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) log: PathBuf,
+}
+
+/// A child that runs.
+#[derive(Debug)]
+pub(crate) struct Child {
+    process: tokio::process::Child,
+    pid: u32,
+    /// Held open: its end tells the child that we are gone.
+    _alive: Option<ChildStdin>,
+    log: PathBuf,
+    /// Where in the log its own words begin.
+    log_start: u64,
+}
+
+impl Child {
+    pub(crate) fn start(program: &Program) -> anyhow::Result<Self> {
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&program.log)
+            .with_context(|| format!("cannot write {}", program.log.display()))?;
+        let log_start = log.metadata().map_or(0, |metadata| metadata.len());
+        let second = log.try_clone().context("cannot share a log file")?;
+        let mut process = Command::new(&program.path)
+            .args(&program.arguments)
+            .arg("--exit-on-stdin-eof")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::from(log))
+            .stderr(Stdio::from(second))
+            // Ctrl-C at the terminal is ours to pass on.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| {
+                format!(
+                    "cannot start {}: run make build, it belongs beside the baton program",
+                    program.path.display()
+                )
+            })?;
+        let pid = process.id().context("a child that was started has an id")?;
+        let alive = process.stdin.take();
+        Ok(Self {
+            process,
+            pid,
+            _alive: alive,
+            log: program.log.clone(),
+            log_start,
+        })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Waits for its end. May be called again when given up before.
+    pub(crate) async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+        self.process
+            .wait()
+            .await
+            .with_context(|| format!("cannot wait for process {}", self.pid))
+    }
+
+    /// Asks it to end, and makes it end when it has not after `patience`.
+    pub(crate) async fn end(&mut self, patience: Duration, hurry: impl Future<Output = ()>) {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
+            return;
+        };
+        // The process is not reaped yet, so the id is still its own; it may have ended, which is no error.
+        let _ = kill_process(pid, Signal::TERM);
+        let in_time = tokio::select! {
+            ended = self.process.wait() => ended.is_ok(),
+            () = tokio::time::sleep(patience) => false,
+            () = hurry => false,
+        };
+        if !in_time {
+            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = self.process.wait().await;
+        }
+    }
+
+    /// The last line that it wrote.
+    pub(crate) fn last_words(&self) -> String {
+        last_line(&self.log, self.log_start).unwrap_or_default()
+    }
+}
+
+/// The last line of a file that is not blank, from `start` on. Reads at most the last 16 KiB.
+fn last_line(file: &Path, start: u64) -> Option<String> {
+    const WINDOW: u64 = 16 << 10;
+    let mut file = File::open(file).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(start.max(length.saturating_sub(WINDOW))))
+        .ok()?;
+    let mut bytes = Vec::new();
+    file.take(WINDOW).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines()
+        .rev()
+        .map(str::trim)
+        .find(|line| !line.is_empty())
+        .map(ToOwned::to_owned)
+}
+
+/// How a process ended, for people.
+pub(crate) fn ending(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(folder: &Path, script: &str) -> Program {
+        Program {
+            name: "shell".into(),
+            path: "/bin/sh".into(),
+            // `--exit-on-stdin-eof` becomes the script's `$0`.
+            arguments: vec!["-c".into(), script.into()],
+            log: folder.join("shell.log"),
+        }
+    }
+
+    #[tokio::test]
+    async fn last_words_are_those_of_this_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = Child::start(&shell(folder.path(), "echo old words; exit 3")).unwrap();
+        assert_eq!(ending(first.ended().await.unwrap()), "ended with status 3");
+        assert_eq!(first.last_words(), "old words");
+        let mut second = Child::start(&shell(folder.path(), "exit 0")).unwrap();
+        second.ended().await.unwrap();
+        assert_eq!(second.last_words(), "");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_will_not_end_is_made_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let stubborn = shell(
+            folder.path(),
+            "trap '' TERM; echo ready; while :; do sleep 0.05; done",
+        );
+        let mut child = Child::start(&stubborn).unwrap();
+        // The trap is set once the word is out.
+        while child.last_words() != "ready" {
+            tokio::task::yield_now().await;
+        }
+        child
+            .end(Duration::from_millis(50), std::future::pending())
+            .await;
+        assert_eq!(
+            ending(child.ended().await.unwrap()),
+            "was ended by signal 9"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_child_sees_the_end_of_the_pipe_when_we_are_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = Child::start(&shell(folder.path(), "cat; echo nobody there")).unwrap();
+        child._alive = None;
+        child.ended().await.unwrap();
+        assert_eq!(child.last_words(), "nobody there");
+    }
+}

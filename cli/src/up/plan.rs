@@ -1,0 +1,310 @@
+//! What `baton up` starts: a worker per replica, each with its configuration, and the policies. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use baton_crds::pool::{EngineType, SimulatedTiming, Transport};
+use baton_crds::{ModelLocation, Pool, PoolRole, Problem, Resources};
+use serde_json::{Value, json};
+
+use crate::model::Weights;
+
+/// How long a worker that is told to end waits for what it runs, in seconds.
+pub(crate) const DRAIN_SECONDS: u64 = 5;
+
+/// One worker to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WorkerPlan {
+    /// `POOL-N`
+    pub(crate) name: String,
+    pub(crate) role: PoolRole,
+    /// Index into the resources' pools.
+    pub(crate) pool: usize,
+    /// Where its model is from; none for a simulated worker.
+    pub(crate) location: Option<ModelLocation>,
+}
+
+/// Workers of all pools, prefill first, in the order of the resources.
+///
+/// # Errors
+/// What the resources say and this machine cannot do.
+pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let mut workers = Vec::new();
+    let mut namespaces = BTreeSet::new();
+    let mut names = BTreeMap::new();
+    for (index, pool) in resources.pools.iter().enumerate() {
+        let mut wrong = |path: &str, message: String| {
+            problems.push(pool.origin.problem(pool.title(), path, message))
+        };
+        namespaces.insert(pool.metadata.namespace.as_str());
+        if namespaces.len() == 2 {
+            let all = namespaces.iter().copied().collect::<Vec<_>>().join(" and ");
+            wrong(
+                "metadata.namespace",
+                format!("baton up serves one namespace, found {all}: use one"),
+            );
+        }
+        if let Some(other) = names.insert(pool.metadata.name.as_str(), pool.role)
+            && other != pool.role
+        {
+            wrong(
+                "metadata.name",
+                format!(
+                    "{} has this name too, their workers would be named alike: rename one",
+                    other.kind()
+                ),
+            );
+        }
+        let location = match (
+            pool.spec.engine.engine_type,
+            pool.spec.model.source.location(),
+        ) {
+            (EngineType::Simulated, _) => None,
+            (EngineType::Builtin, Ok(ModelLocation::Cluster)) => {
+                wrong(
+                    "spec.model.source",
+                    "an image or a claim can only be mounted by a cluster: give hostPath or uri"
+                        .to_owned(),
+                );
+                None
+            }
+            (EngineType::Builtin, Ok(location)) => Some(location),
+            (EngineType::Builtin, Err(error)) => {
+                wrong("spec.model.source", error.to_string());
+                None
+            }
+        };
+        for replica in 0..pool.spec.replicas {
+            let name = format!("{}-{replica}", pool.metadata.name);
+            workers.push(WorkerPlan {
+                name,
+                role: pool.role,
+                pool: index,
+                location: location.clone(),
+            });
+        }
+    }
+    // Stable: within a role, the order of the resources.
+    workers.sort_by_key(|worker| worker.role);
+    for policy in &resources.policies {
+        let serves = |role| {
+            policy
+                .pools(role, resources)
+                .iter()
+                .any(|pool: &&Pool| pool.spec.replicas > 0)
+        };
+        if !serves(PoolRole::Decode) {
+            let message = "all of these pools have replicas 0: nothing could decode".to_owned();
+            problems.push(
+                policy
+                    .origin
+                    .problem(policy.title(), "spec.decodePools", message),
+            );
+        }
+    }
+    if problems.is_empty() {
+        Ok(workers)
+    } else {
+        Err(problems)
+    }
+}
+
+/// The worker's configuration file, as `baton-worker serve --config` reads it.
+pub(crate) fn worker_configuration(
+    worker: &WorkerPlan,
+    resources: &Resources,
+    weights: Option<&Weights>,
+) -> Value {
+    let pool = &resources.pools[worker.pool];
+    let spec = &pool.spec;
+    let source = match weights {
+        Some(Weights::File(path)) => json!({ "path": path }),
+        Some(Weights::Tiny { seed }) => json!({ "builtin": { "name": "tiny", "seed": seed } }),
+        // A simulated worker reads none.
+        None => json!({ "builtin": { "name": "tiny", "seed": 0 } }),
+    };
+    let mut engine = json!({
+        "type": format!("{:?}", spec.engine.engine_type),
+        "blockSize": spec.engine.block_size,
+    });
+    if let Some(length) = spec.engine.max_model_length {
+        engine["maxModelLength"] = length.into();
+    }
+    if let Some(timing) = &spec.engine.simulated {
+        engine["simulated"] = json!(seeded(timing, &worker.name));
+    }
+    let mut kv_pool = json!({
+        "leaseSeconds": spec.kv_pool.lease_seconds,
+        "transports": spec.kv_pool.transports.iter().map(transport).collect::<Vec<_>>(),
+    });
+    if let Some(blocks) = spec.kv_pool.blocks {
+        kv_pool["blocks"] = blocks.into();
+    }
+    if let Some(bytes) = spec.kv_pool.bytes {
+        kv_pool["bytes"] = bytes.into();
+    }
+    let topology: Vec<Value> = spec
+        .topology
+        .path()
+        .map(|(level, domain)| json!({ "level": level, "domain": domain }))
+        .collect();
+    let mut configuration = json!({
+        "name": worker.name,
+        "pool": pool.metadata.name,
+        "role": match worker.role { PoolRole::Prefill => "Prefill", PoolRole::Decode => "Decode" },
+        "model": {
+            "name": spec.model.name,
+            "revision": spec.model.revision.as_deref().unwrap_or_default(),
+            "source": source,
+        },
+        "engine": engine,
+        "kvPool": kv_pool,
+        "topology": topology,
+        "drainTimeoutSeconds": DRAIN_SECONDS,
+    });
+    if let Some(objective) = tpot_objective(pool, resources) {
+        configuration["tpotObjectiveMilliseconds"] = objective.into();
+    }
+    configuration
+}
+
+/// The tightest objective of the policies that use the pool: the worker bounds its mixed steps by it.
+fn tpot_objective(pool: &Pool, resources: &Resources) -> Option<i64> {
+    resources
+        .policies
+        .iter()
+        .filter(|policy| {
+            policy
+                .pools(pool.role, resources)
+                .iter()
+                .any(|other| std::ptr::eq(*other, pool))
+        })
+        .filter_map(|policy| policy.spec.objective.tpot_milliseconds)
+        .min()
+}
+
+/// Workers of one pool differ in their noise, the same way at every start.
+fn seeded(timing: &SimulatedTiming, name: &str) -> SimulatedTiming {
+    let hash = blake3::hash(format!("{} {name}", timing.seed.unwrap_or_default()).as_bytes());
+    let bytes = hash.as_bytes();
+    let seed = i64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    SimulatedTiming {
+        seed: Some(seed),
+        ..timing.clone()
+    }
+}
+
+fn transport(transport: &Transport) -> &'static str {
+    match transport {
+        Transport::Local => "Local",
+        Transport::Tcp => "Tcp",
+    }
+}
+
+/// The router's list of workers: `[{"name", "control"}]`.
+pub(crate) fn workers_file<'a>(
+    workers: impl IntoIterator<Item = (&'a str, std::net::SocketAddr)>,
+) -> Value {
+    workers
+        .into_iter()
+        .map(|(name, control)| json!({ "name": name, "control": control }))
+        .collect()
+}
+
+/// The models that have to be on this machine, each once.
+pub(crate) fn locations(workers: &[WorkerPlan]) -> Vec<ModelLocation> {
+    let mut locations = Vec::new();
+    for location in workers.iter().filter_map(|worker| worker.location.as_ref()) {
+        if !locations.contains(location) {
+            locations.push(location.clone());
+        }
+    }
+    locations
+}
+
+/// Where a process's files are in the state directory.
+pub(crate) fn configuration_file(state_dir: &Path, name: &str) -> std::path::PathBuf {
+    state_dir.join("configuration").join(format!("{name}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_crds::read_fleet;
+
+    use super::*;
+
+    fn resources(prefill: &str, decode: &str) -> Resources {
+        let text = format!(
+            "apiVersion: serving.baton.dev/v1alpha1\nkind: DecodePool\nmetadata: {{name: decode}}\nspec:\n  replicas: 2\n  model: {{name: m, source: {{{decode}}}}}\n  engine: {{type: Builtin}}\n---\n\
+             apiVersion: serving.baton.dev/v1alpha1\nkind: PrefillPool\nmetadata: {{name: prefill}}\nspec:\n  model: {{name: m, source: {{uri: \"builtin://tiny?seed=7\"}}}}\n{prefill}\n---\n\
+             apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: m}}\nspec: {{model: m, prefillPools: [{{name: prefill}}], decodePools: [{{name: decode}}], objective: {{tpotMilliseconds: 60}}}}\n"
+        );
+        match read_fleet([("f.yaml", text.as_str())]) {
+            Ok(resources) => resources,
+            Err(problems) => panic!("{problems:#?}"),
+        }
+    }
+
+    #[test]
+    fn a_worker_per_replica_prefill_first() {
+        let resources = resources(
+            "  engine: {type: Builtin}",
+            "uri: \"builtin://tiny?seed=7\"",
+        );
+        let workers = workers(&resources).unwrap();
+        let names: Vec<&str> = workers.iter().map(|worker| worker.name.as_str()).collect();
+        assert_eq!(names, ["prefill-0", "decode-0", "decode-1"]);
+        assert_eq!(locations(&workers), [ModelLocation::Tiny { seed: 7 }]);
+    }
+
+    #[test]
+    fn the_configuration_says_what_the_pool_says() {
+        let resources = resources(
+            "  engine: {type: Builtin, blockSize: 32, maxModelLength: 512}\n  kvPool: {blocks: 99, leaseSeconds: 3, transports: [Tcp]}\n  topology: {domain: {rack: r, host: h}}",
+            "uri: \"builtin://tiny?seed=7\"",
+        );
+        let workers = workers(&resources).unwrap();
+        let configuration =
+            worker_configuration(&workers[0], &resources, Some(&Weights::Tiny { seed: 7 }));
+        assert_eq!(
+            configuration,
+            json!({
+                "name": "prefill-0", "pool": "prefill", "role": "Prefill",
+                "model": {"name": "m", "revision": "", "source": {"builtin": {"name": "tiny", "seed": 7}}},
+                "engine": {"type": "Builtin", "blockSize": 32, "maxModelLength": 512},
+                "kvPool": {"blocks": 99, "leaseSeconds": 3, "transports": ["Tcp"]},
+                "topology": [{"level": "host", "domain": "h"}, {"level": "rack", "domain": "r"}],
+                "drainTimeoutSeconds": DRAIN_SECONDS, "tpotObjectiveMilliseconds": 60,
+            })
+        );
+    }
+
+    #[test]
+    fn simulated_workers_of_a_pool_differ_in_noise_and_need_no_weights() {
+        let resources = resources(
+            "  replicas: 2\n  engine: {type: Simulated, simulated: {prefillBaseMicroseconds: 7}}",
+            "uri: \"builtin://tiny?seed=7\"",
+        );
+        let workers = workers(&resources).unwrap();
+        assert_eq!(workers[0].location, None);
+        let timing =
+            |worker| worker_configuration(worker, &resources, None)["engine"]["simulated"].clone();
+        assert_eq!(timing(&workers[0])["prefillBaseMicroseconds"], 7);
+        assert_ne!(timing(&workers[0])["seed"], timing(&workers[1])["seed"]);
+        assert_eq!(timing(&workers[0]), timing(&workers[0]));
+    }
+
+    #[test]
+    fn what_only_a_cluster_can_mount_is_a_problem_here() {
+        let resources = resources(
+            "  engine: {type: Builtin}",
+            "persistentVolumeClaim: weights",
+        );
+        let problems = workers(&resources).unwrap_err();
+        assert_eq!(
+            problems[0].to_string(),
+            "f.yaml:6: DecodePool decode: spec.model.source: an image or a claim can only be mounted by a cluster: give hostPath or uri"
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! When all is ready, what is shown until then, and the table of workers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::supervise::Health;
+use crate::client::Client;
+use crate::table::{Align, Table};
+use crate::terminal::{Status, note};
+
+const POLL: Duration = Duration::from_millis(200);
+
+/// The children as the router sees them.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    admin: Client,
+    /// The router first.
+    children: Vec<(String, Arc<Health>)>,
+}
+
+impl Fleet {
+    pub(crate) fn new(admin: SocketAddr) -> Self {
+        Self {
+            admin: Client::new(&admin.to_string()),
+            children: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, name: &str, health: Arc<Health>) {
+        self.children.push((name.to_owned(), health));
+    }
+
+    /// Returns when the router answers and sees every worker ready. A child that fails before ends the wait from outside.
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let mut status = Status::new();
+        loop {
+            let view = self.admin.get_good("/v1/fleet").await.ok();
+            self.note(view.as_ref());
+            let waiting = self
+                .children
+                .iter()
+                .filter(|(_, health)| !health.is_ready())
+                .count();
+            status.show(
+                &progress(&self.children),
+                &format!("({} s)", started.elapsed().as_secs()),
+            );
+            if waiting == 0 && self.admin.get_good("/readyz").await.is_ok() {
+                status.end();
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    fn note(&self, view: Option<&Value>) {
+        let Some(view) = view else { return };
+        for (index, (name, health)) in self.children.iter().enumerate() {
+            if index == 0 || state_of(view, name) == Some("Ready") {
+                health.has_served();
+            }
+        }
+    }
+
+    /// The workers, one a line; pairs that cannot work together are noted.
+    pub(crate) async fn table(&self) -> anyhow::Result<Vec<String>> {
+        let view = self.admin.get_good("/v1/fleet").await?;
+        for pair in incompatible(&view) {
+            note(&pair);
+        }
+        Ok(workers(&view))
+    }
+}
+
+fn state_of<'a>(view: &'a Value, name: &str) -> Option<&'a str> {
+    list(&view["workers"]).find(|worker| worker["id"] == name)?["state"].as_str()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn progress(children: &[(String, Arc<Health>)]) -> String {
+    let words = children.iter().map(|(name, health)| {
+        format!(
+            "{name} {}",
+            if health.is_ready() {
+                "ready"
+            } else {
+                "loading"
+            }
+        )
+    });
+    words.collect::<Vec<String>>().join(" · ")
+}
+
+fn workers(view: &Value) -> Vec<String> {
+    let mut table = Table::new([
+        ("worker", Align::Left),
+        ("role", Align::Left),
+        ("pool", Align::Left),
+        ("model", Align::Left),
+        ("state", Align::Left),
+        ("blocks", Align::Right),
+        ("kv identity", Align::Left),
+    ]);
+    for worker in list(&view["workers"]) {
+        let text = |field: &str| worker[field].as_str().unwrap_or_default().to_owned();
+        table.row([
+            text("id"),
+            text("role"),
+            text("pool"),
+            text("model"),
+            text("state"),
+            worker["blocks"]["total"].to_string(),
+            text("kvIdentity").chars().take(12).collect(),
+        ]);
+    }
+    table.lines()
+}
+
+/// A sentence for each pair that cannot hand over, with every field that differs.
+fn incompatible(view: &Value) -> Vec<String> {
+    list(&view["pairs"])
+        .filter(|pair| pair["compatible"] == false)
+        .map(|pair| {
+            let text = |value: &Value| {
+                value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), ToOwned::to_owned)
+            };
+            let differences = list(&pair["differences"]).map(|difference| {
+                format!(
+                    "{} is {} and {}",
+                    text(&difference["field"]),
+                    text(&difference["prefill"]),
+                    text(&difference["decode"])
+                )
+            });
+            format!(
+                "warning: {} and {} do not pair: {}",
+                text(&pair["prefill"]),
+                text(&pair["decode"]),
+                differences.collect::<Vec<String>>().join("; ")
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn view() -> Value {
+        json!({
+            "workers": [
+                {"id": "prefill-0", "role": "prefill", "pool": "prefill", "model": "m", "state": "Ready", "blocks": {"total": 64}, "kvIdentity": "0123456789abcdef"},
+                {"id": "decode-0", "role": "", "pool": "", "model": "", "state": "Lost", "blocks": {"total": 0}, "kvIdentity": ""},
+            ],
+            "pairs": [{"prefill": "prefill-0", "decode": "decode-0", "compatible": false,
+                       "differences": [{"field": "blockSize", "prefill": 16, "decode": 32}]}],
+        })
+    }
+
+    #[test]
+    fn a_worker_is_ready_when_the_router_says_so() {
+        let mut fleet = Fleet::new(SocketAddr::from(([127, 0, 0, 1], 1)));
+        for name in ["router", "prefill-0", "decode-0"] {
+            fleet.add(name, Arc::new(Health::default()));
+        }
+        fleet.note(None);
+        assert_eq!(
+            progress(&fleet.children),
+            "router loading · prefill-0 loading · decode-0 loading"
+        );
+        fleet.note(Some(&view()));
+        assert_eq!(
+            progress(&fleet.children),
+            "router ready · prefill-0 ready · decode-0 loading"
+        );
+    }
+
+    #[test]
+    fn the_table_has_a_line_per_worker_and_pairs_that_differ_are_named() {
+        assert_eq!(
+            workers(&view()),
+            [
+                "worker     role     pool     model  state  blocks  kv identity",
+                "prefill-0  prefill  prefill  m      Ready      64  0123456789ab",
+                "decode-0                            Lost        0",
+            ]
+        );
+        assert_eq!(
+            incompatible(&view()),
+            ["warning: prefill-0 and decode-0 do not pair: blockSize is 16 and 32"]
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! Children kept running: started, started again when they crash, and ended all together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::backoff::Backoff;
+use super::child::{Child, Program, ending};
+use super::processes::{Process, Processes};
+use crate::terminal::note;
+
+/// A drained child gets this long to end, longer than it drains by itself.
+const PATIENCE: Duration = Duration::from_secs(super::plan::DRAIN_SECONDS + 3);
+
+/// What is known of one child from outside.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    /// It was seen to serve since the first start.
+    ready: AtomicBool,
+    starts: AtomicU32,
+}
+
+impl Health {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_served(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    fn starts(&self) -> u32 {
+        self.starts.load(Ordering::Relaxed)
+    }
+}
+
+/// All children. Dropped, it ends them without waiting; [`Supervisor::end`] waits.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    children: JoinSet<anyhow::Result<()>>,
+    processes: Arc<Processes>,
+    stop: CancellationToken,
+    hurry: CancellationToken,
+}
+
+impl Supervisor {
+    pub(crate) fn new(processes: Arc<Processes>) -> Self {
+        Self {
+            children: JoinSet::new(),
+            processes,
+            stop: CancellationToken::new(),
+            hurry: CancellationToken::new(),
+        }
+    }
+
+    /// Cancelled to make children that still drain end at once.
+    pub(crate) fn hurry(&self) -> CancellationToken {
+        self.hurry.clone()
+    }
+
+    /// Starts a child and keeps it running. `process` without its id is what `processes.json` says of it.
+    pub(crate) fn keep(&mut self, program: Program, process: Process) -> Arc<Health> {
+        let health = Arc::new(Health::default());
+        let kept = Kept {
+            program,
+            process,
+            processes: Arc::clone(&self.processes),
+            health: Arc::clone(&health),
+            stop: self.stop.clone(),
+            hurry: self.hurry.clone(),
+        };
+        self.children.spawn(kept.run());
+        health
+    }
+
+    /// The first child that is given up, as an error. Pends while all are kept.
+    pub(crate) async fn failed(&mut self) -> anyhow::Error {
+        match self.children.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Ok(Ok(()))) => anyhow!("a child was let go while all was to run"),
+            Some(Err(error)) => anyhow!("the task that keeps a child ended: {error}"),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends all children and waits for it.
+    pub(crate) async fn end(mut self) {
+        self.stop.cancel();
+        while self.children.join_next().await.is_some() {}
+    }
+}
+
+struct Kept {
+    program: Program,
+    process: Process,
+    processes: Arc<Processes>,
+    health: Arc<Health>,
+    stop: CancellationToken,
+    hurry: CancellationToken,
+}
+
+impl Kept {
+    /// Ends well when told to stop, and with an error when the child never served.
+    async fn run(mut self) -> anyhow::Result<()> {
+        let mut backoff = Backoff::default();
+        while !self.stop.is_cancelled() {
+            let started = Instant::now();
+            let mut child = Child::start(&self.program)?;
+            self.health.starts.fetch_add(1, Ordering::Relaxed);
+            self.process.pid = child.pid();
+            if let Err(error) = self.processes.started(self.process.clone()) {
+                child.end(Duration::ZERO, std::future::ready(())).await;
+                return Err(error);
+            }
+            let status = tokio::select! {
+                status = child.ended() => status?,
+                () = self.stop.cancelled() => {
+                    child.end(PATIENCE, self.hurry.cancelled()).await;
+                    return self.processes.ended(&self.program.name);
+                }
+            };
+            self.processes.ended(&self.program.name)?;
+            if self.stop.is_cancelled() {
+                break;
+            }
+            let how = ending(status);
+            let words = child.last_words();
+            if !self.health.is_ready() {
+                let name = &self.program.name;
+                if words.is_empty() {
+                    bail!(
+                        "{name} {how} before it was ready, without a word in {}",
+                        self.program.log.display()
+                    );
+                }
+                bail!("{name} {how} before it was ready: {words}");
+            }
+            let wait = backoff.after(started.elapsed());
+            let again = format!(
+                "{} {how}, it is started again in {:.1} s",
+                self.program.name,
+                wait.as_secs_f64()
+            );
+            note(&if words.is_empty() {
+                again
+            } else {
+                format!("{again}; last words: {words}")
+            });
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.cancelled() => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn keep(supervisor: &mut Supervisor, folder: &Path, script: &str) -> Arc<Health> {
+        let program = Program {
+            name: "worker".into(),
+            path: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            log: folder.join("worker.log"),
+        };
+        let process = Process {
+            name: "worker".into(),
+            role: "decode".into(),
+            pid: 0,
+            address: "a".into(),
+        };
+        supervisor.keep(program, process)
+    }
+
+    #[tokio::test]
+    async fn a_child_that_never_served_is_given_up_with_its_last_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let processes = Arc::new(Processes::new(folder.path()).unwrap());
+        let mut supervisor = Supervisor::new(processes);
+        keep(
+            &mut supervisor,
+            folder.path(),
+            "echo 'error: no such model' >&2; exit 1",
+        );
+        let error = supervisor.failed().await.to_string();
+        assert_eq!(
+            error,
+            "worker ended with status 1 before it was ready: error: no such model"
+        );
+        assert_eq!(Processes::read(folder.path()).unwrap(), []);
+        supervisor.end().await;
+    }
+
+    #[tokio::test]
+    async fn a_child_that_served_is_started_again_under_the_same_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let processes = Arc::new(Processes::new(folder.path()).unwrap());
+        let mut supervisor = Supervisor::new(processes);
+        // It waits for a word that comes once it was said to have served, then crashes.
+        let script = format!(
+            "while [ ! -e {0}/go ]; do sleep 0.01; done; exit 9",
+            folder.path().display()
+        );
+        let health = keep(&mut supervisor, folder.path(), &script);
+        health.has_served();
+        std::fs::write(folder.path().join("go"), "").unwrap();
+        while health.starts() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        supervisor.end().await;
+        assert_eq!(Processes::read(folder.path()).unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn all_children_are_ended_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let processes = Arc::new(Processes::new(folder.path()).unwrap());
+        let mut supervisor = Supervisor::new(processes);
+        keep(&mut supervisor, folder.path(), "sleep 1000");
+        let pid = loop {
+            match Processes::read(folder.path()).unwrap().first() {
+                Some(process) => break process.pid,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        supervisor.end().await;
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
