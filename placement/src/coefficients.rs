@@ -46,6 +46,22 @@ pub struct WorkerCoefficients {
     pub samples: u64,
 }
 
+impl WorkerCoefficients {
+    /// Finite, not negative, and no step takes no time. What a peer published is checked with this before it is used.
+    pub fn is_sound(&self) -> bool {
+        let values = [self.a, self.b, self.k, self.floor, self.d0, self.d1, self.d2];
+        sound(&values)
+            && sound(&self.upper.prefill)
+            && sound(&self.upper.decode)
+            && self.a.max(self.floor) + self.b > 0.0
+            && self.d0 + self.d1 > 0.0
+    }
+}
+
+fn sound(values: &[f64]) -> bool {
+    values.iter().all(|value| value.is_finite() && *value >= 0.0)
+}
+
 /// Upper factors per phase and load bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -83,6 +99,19 @@ pub struct LinkCoefficients {
     pub upper: f64,
     #[serde(default)]
     pub samples: u64,
+}
+
+impl LinkCoefficients {
+    /// Finite and not negative.
+    pub fn is_sound(&self) -> bool {
+        sound(&[
+            self.alpha,
+            self.per_byte,
+            self.per_descriptor,
+            self.synchronization,
+            self.upper,
+        ])
+    }
 }
 
 /// Where between two domains, and how, KV moves.

@@ -1,14 +1,18 @@
 //! Least squares over three features, with forgetting per bucket, outliers bounded and coefficients never negative.
 //!
 //! Recursive least squares in information form: the sums Σ w·x·xᵀ and Σ w·x·y are updated per sample and solved, 3 × 3. They are
-//! kept per bucket of the range and forgotten only by samples of the same bucket: a day of short prompts does not unlearn long
-//! ones. A prior enters as a weak quadratic term that is never forgotten, so what the samples do not determine stays where it
+//! kept per bucket of the range. Samples of the same bucket replace each other; those of other buckets make it fade too, but only
+//! down to the weight of a few samples: a day of short prompts does not unlearn long ones, and a worker that has become slower
+//! is not held back by what it once was. A prior enters as a weak quadratic term that is never forgotten, so what the samples do not determine stays where it
 //! was. Residuals are relative: a step twice as long may be off by twice as much.
 
 use std::collections::HashMap;
 
 /// Samples of one bucket count with this factor per newer sample of the same bucket: about the last 33 matter.
 const FORGETTING: f64 = 0.97;
+/// Samples of other buckets fade it by this factor each, until it weighs no more than [`KEPT`] samples.
+const FADING: f64 = 0.995;
+const KEPT: f64 = 4.0;
 /// Relative noise of a step that the weight of the prior assumes.
 const NOISE: f64 = 0.05;
 /// A prior may be off by this factor of itself.
@@ -28,6 +32,22 @@ type Matrix = [[f64; 3]; 3];
 struct Sums {
     matrix: Matrix,
     vector: Vector,
+    /// In samples.
+    weight: f64,
+}
+
+impl Sums {
+    fn scale(&mut self, by: f64) {
+        for row in &mut self.matrix {
+            for value in row {
+                *value *= by;
+            }
+        }
+        for value in &mut self.vector {
+            *value *= by;
+        }
+        self.weight *= by;
+    }
 }
 
 /// One fitted line over three features.
@@ -95,14 +115,20 @@ impl Fit {
         };
         // Between predicted and actual, so that neither a wrong prior nor noise alone sets the weight.
         let weight = 1.0 / (value * if predicted > 0.0 { predicted } else { value });
+        for (&other, sums) in &mut self.buckets {
+            if other != bucket && sums.weight > KEPT {
+                sums.scale(FADING);
+            }
+        }
         let sums = self.buckets.entry(bucket).or_default();
+        sums.scale(FORGETTING);
+        sums.weight += 1.0;
         for i in 0..3 {
             let left = features[i] / self.scale[i];
             for j in 0..3 {
-                sums.matrix[i][j] =
-                    FORGETTING * sums.matrix[i][j] + weight * left * features[j] / self.scale[j];
+                sums.matrix[i][j] += weight * left * features[j] / self.scale[j];
             }
-            sums.vector[i] = FORGETTING * sums.vector[i] + weight * left * value;
+            sums.vector[i] += weight * left * value;
         }
         self.samples += 1;
         self.solve();

@@ -6,8 +6,11 @@ use crate::coefficients::{LOAD_BUCKETS, WorkerCoefficients, load_bucket};
 
 /// Prompts up to here may lie on the floor of a GPU, where a step takes as long as reading the weights does.
 const FLOOR_TOKENS: f64 = 32.0;
-/// Of the floor's running estimate.
-const FLOOR_STEP: f64 = 0.1;
+const TINY_TOKENS: f64 = 8.0;
+/// A step of up to 32 tokens that takes this much longer than one of up to 8 is not on a floor.
+const FLAT: f64 = 1.2;
+/// Of running means.
+const FOLLOW: f64 = 0.1;
 /// Steps before their ratios count: until then the constants are still on their way from the prior.
 const SETTLING: u64 = 20;
 /// In a mixed step the rest has to be at least this share of it to say something about prefill.
@@ -46,8 +49,9 @@ pub struct WorkerCalibrator {
     prefill: Fit,
     decode: Fit,
     floor: f64,
-    /// The least of recent steps of few tokens.
-    shortest: Option<f64>,
+    /// Running means of steps of very few and of few tokens: where they are equal, there is a floor.
+    tiny: Option<f64>,
+    small: Option<f64>,
     prefill_ratios: [RatioQuantile; LOAD_BUCKETS],
     decode_ratios: [RatioQuantile; LOAD_BUCKETS],
     prior: WorkerCoefficients,
@@ -59,7 +63,8 @@ impl WorkerCalibrator {
             prefill: Fit::new([prior.a, prior.b, prior.k], [1.0, 1e3, 1e6]),
             decode: Fit::new([prior.d0, prior.d1, prior.d2], [1.0, 16.0, 16_384.0]),
             floor: prior.floor,
-            shortest: None,
+            tiny: None,
+            small: None,
             prefill_ratios: Default::default(),
             decode_ratios: Default::default(),
             prior,
@@ -90,7 +95,7 @@ impl WorkerCalibrator {
             if predicted > 0.0 && self.decode.samples() >= SETTLING {
                 self.decode_ratios[bucket].observe(milliseconds / predicted);
             }
-            let place = log2(sequences) * 32 + log2(context);
+            let place = log2(sequences) * 32 + log2(context / sequences) / 2;
             self.decode.observe(place, [1.0, sequences, context], milliseconds);
             return;
         }
@@ -106,25 +111,26 @@ impl WorkerCalibrator {
     fn observe_prefill(&mut self, tokens: f64, attention: f64, milliseconds: f64) {
         let features = [1.0, tokens, attention];
         if tokens <= FLOOR_TOKENS {
-            let shortest = self.shortest.get_or_insert(milliseconds);
-            // Falls at once, rises slowly: a worker that has become slower is noticed too.
-            if milliseconds < *shortest {
-                *shortest = milliseconds;
-            } else {
-                *shortest += FLOOR_STEP * (milliseconds.min(*shortest * 1.1) - *shortest) * 0.1;
+            if tokens <= TINY_TOKENS {
+                follow(&mut self.tiny, milliseconds);
+            } else if tokens > FLOOR_TOKENS / 2.0 {
+                follow(&mut self.small, milliseconds);
             }
-            let shortest = *shortest;
-            if milliseconds <= 1.3 * shortest {
-                // On the floor, if there is one: these steps say nothing about the slope.
-                self.floor += FLOOR_STEP.max(1.0 / (self.prefill.samples() + 1) as f64) * (shortest - self.floor);
-                return;
+            match (self.tiny, self.small) {
+                (Some(tiny), Some(small)) if small >= FLAT * tiny => self.floor = 0.0,
+                (Some(tiny), Some(small)) => {
+                    // They say nothing about the slope.
+                    self.floor = (tiny + small) / 2.0;
+                    return;
+                }
+                _ => return,
             }
         } else if self.prefill.predict(features) < self.floor && milliseconds < 1.3 * self.floor {
-            self.floor += FLOOR_STEP * (milliseconds - self.floor);
+            self.floor += FOLLOW * (milliseconds - self.floor);
             return;
         }
         let cached = attention / tokens - tokens / 2.0;
-        let place = log2(tokens) * 32 + log2(cached / 64.0);
+        let place = log2(tokens) / 2 * 2 + u32::from(cached >= 64.0);
         self.prefill.observe(place, features, milliseconds);
     }
 
@@ -158,6 +164,13 @@ impl WorkerCalibrator {
             samples: self.prefill.samples() + self.decode.samples(),
         }
     }
+}
+
+/// Moves a running mean; one wild sample moves it little.
+fn follow(mean: &mut Option<f64>, value: f64) {
+    let before = mean.unwrap_or(value);
+    let bounded = value.clamp(before / 2.0, before * 2.0);
+    *mean = Some(before + FOLLOW * (bounded - before));
 }
 
 /// Bucket of a size: 0 below 2, then one per doubling, 31 at most.

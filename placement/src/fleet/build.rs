@@ -65,6 +65,8 @@ pub enum FleetError {
     UnknownClass { worker: WorkerId, class: String },
     #[error("link {link}: there is no such entry in the coefficient set: add its coefficients first")]
     UnknownLink { link: u32 },
+    #[error("coefficient set: {name} has a value that is negative or no number: keep its last good coefficients, or its prior")]
+    Unsound { name: String },
     #[error("worker {worker}: block size is 0: read it from the card")]
     NoBlockSize { worker: WorkerId },
 }
@@ -175,6 +177,17 @@ impl FleetBuilder {
         let used = self.links.exact.values().chain(self.links.by_level.values());
         if let Some(&link) = used.copied().collect::<Vec<_>>().iter().find(|&&link| link as usize >= known) {
             return Err(FleetError::UnknownLink { link });
+        }
+        let unsound = |sound: bool, name: String| {
+            if sound { Ok(()) } else { Err(FleetError::Unsound { name }) }
+        };
+        for class in &self.coefficients.workers {
+            unsound(class.coefficients.is_sound(), format!("class {}", class.name))?;
+        }
+        for link in &self.coefficients.links {
+            let name = &link.name;
+            let name = format!("link {} → {} ({})", name.source, name.target, name.transport);
+            unsound(link.coefficients.is_sound(), name)?;
         }
         let classes: HashMap<String, u32> = self
             .coefficients

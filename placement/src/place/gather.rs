@@ -163,15 +163,17 @@ impl Gatherer<'_> {
                 .copied()
                 .filter(|&(worker, _)| self.fleet.workers.pool[worker] as usize == pool)
                 .collect();
-            // The first of those with the longest prefix: `max_by_key` would give the last.
-            let mut longest = 0;
-            for position in 1..members.len() {
-                if self.cached(members[position].0) > self.cached(members[longest].0) {
-                    longest = position;
-                }
-            }
+            let longest = members.iter().map(|&(worker, _)| self.cached(worker)).max();
             for taken in 0..3.min(members.len()) {
-                let next = if taken == 0 { longest } else { rng.below(members.len()) };
+                let next = if taken == 0 {
+                    // Any of those with the longest prefix: often nobody has any of it, and then all do.
+                    let holders: Vec<usize> = (0..members.len())
+                        .filter(|&position| Some(self.cached(members[position].0)) == longest)
+                        .collect();
+                    holders[rng.below(holders.len())]
+                } else {
+                    rng.below(members.len())
+                };
                 kept.push(members.swap_remove(next));
             }
         }

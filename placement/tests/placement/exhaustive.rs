@@ -1,0 +1,104 @@
+//! `place` finds what trying every plan finds.
+
+use baton_placement::place::{Decision, Outcome, Plan, RECORD_ALL, place};
+use baton_placement::policy::{Mode, Policy};
+use baton_placement::rng::Rng;
+use proptest::prelude::*;
+
+use crate::fleets::{entry, random_policy, random_request, random_world, simple};
+use crate::reference::{Costed, NOW, Reference};
+
+fn least(costed: &[Costed]) -> Option<Costed> {
+    costed.iter().copied().min_by(|left, right| left.cost.total_cmp(&right.cost))
+}
+
+fn least_of(decision: &Decision, remote: bool) -> Option<f64> {
+    decision
+        .candidates
+        .iter()
+        .filter(|candidate| candidate.plan.is_remote() == remote)
+        .map(|candidate| candidate.cost)
+        .min_by(f64::total_cmp)
+}
+
+fn same(left: f64, right: f64) -> bool {
+    (left - right).abs() <= 1e-9 * right.abs().max(1.0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn the_choice_is_that_of_exhaustive_search(seed in any::<u64>(), most in prop_oneof![Just(4usize), Just(14), Just(70)]) {
+        let mut rng = Rng::new(seed);
+        let world = random_world(&mut rng, most);
+        let request = random_request(&mut rng, &world);
+        let policy = random_policy(&mut rng);
+        policy.check().unwrap();
+        let decision = place(&world.fleet, &request, &policy, NOW, &mut Rng::new(seed));
+        let reference = Reference::new(&world, &request, &policy);
+        let (locals, remotes) = (reference.locals(), reference.remotes());
+
+        // The cheapest of each kind is there, at the same cost.
+        for (remote, all) in [(false, &locals), (true, &remotes)] {
+            let (expected, found) = (least(all).map(|one| one.cost), least_of(&decision, remote));
+            prop_assert_eq!(expected.is_some(), found.is_some(), "remote {}: {:?} {:?}", remote, expected, found);
+            if let (Some(expected), Some(found)) = (expected, found) {
+                prop_assert!(same(found, expected), "remote {}: {} for {}", remote, found, expected);
+            }
+        }
+        // Up to 64 candidates are all there; of more, the rest is counted.
+        let whole = locals.len() + remotes.len();
+        if whole <= RECORD_ALL {
+            prop_assert_eq!(decision.candidates.len(), whole);
+        } else {
+            prop_assert!(decision.candidates.len() <= RECORD_ALL);
+        }
+        // And every cost is that of the plain formula.
+        for candidate in &decision.candidates {
+            let (prefill, decode) = match candidate.plan {
+                Plan::Local { worker } => (None, worker),
+                Plan::Remote { prefill, decode } => (Some(prefill), decode),
+            };
+            let expected = locals.iter().chain(&remotes)
+                .find(|one| one.prefill == prefill && one.decode == decode);
+            prop_assert!(expected.is_some(), "{:?} is not allowed", candidate.plan);
+            prop_assert!(same(candidate.cost, expected.unwrap().cost), "{:?}: {:?}", candidate, expected);
+        }
+        // The choice is the margin rule over the two cheapest, unless they are within rounding of the margin.
+        if let (Some(local), Some(remote)) = (least(&locals), least(&remotes)) {
+            let line = remote.cost + reference.margin(local.cost) - local.cost;
+            if line.abs() > 1e-6 * local.cost {
+                prop_assert_eq!(decision.chosen().unwrap().plan.is_remote(), line < 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn ties_go_to_the_first_in_fleet_order_whether_searched_or_tried_out() {
+    for count in [3, 12] {
+        let mut workers = vec![];
+        for index in 0..count {
+            workers.push(entry(&format!("p{index}"), "prefill", index));
+            workers.push(entry(&format!("d{index}"), "decode", count + index));
+        }
+        let fleet = simple(workers);
+        let mut policy = Policy::new("chat", "m", &["prefill"], &["decode"]);
+        policy.mode = Mode::Disaggregated;
+        let request = baton_placement::place::Request {
+            tokens: 300,
+            max_output_tokens: 64,
+            expected_output_tokens: 64.0,
+            ..Default::default()
+        };
+        let decision = place(&fleet, &request, &policy, 0.0, &mut Rng::new(0));
+        assert_eq!(
+            decision.outcome,
+            Outcome::Run(Plan::Remote {
+                prefill: 0,
+                decode: 1
+            })
+        );
+    }
+}

@@ -1,0 +1,9 @@
+//! Placement seen from outside: fleets are built as a router builds them, decisions are read as a router reads them.
+
+mod calibration;
+mod exhaustive;
+mod fleets;
+mod modes;
+mod quickstart;
+mod reference;
+mod replay;
