@@ -10,7 +10,7 @@ pub mod local;
 pub mod tcp;
 
 #[cfg(test)]
-mod conformance {}
+mod conformance;
 
 use std::fmt::Debug;
 use std::io;

@@ -4,6 +4,11 @@
 //! keep it. Cached blocks form trees (a block's parent is the block before it); only leaves are evicted, oldest first, so a
 //! chain never gets a hole.
 
+#[cfg(test)]
+pub(crate) mod check;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -117,14 +122,6 @@ impl Blocks {
         self.free.iter().copied()
     }
 
-    pub(crate) fn free_count(&self) -> usize {
-        self.free.len()
-    }
-
-    pub(crate) fn cached_count(&self) -> usize {
-        self.cached
-    }
-
     /// Blocks that a request could get now. Every unreferenced cached block counts: whoever references a block references all
     /// before it, so no referenced child can keep an unreferenced parent.
     pub(crate) fn available(&self) -> usize {
@@ -134,11 +131,6 @@ impl Blocks {
     pub(crate) fn is_cached(&self, id: BlockId) -> bool {
         let slot = &self.slots[id.index()];
         slot.entry.is_some() && !slot.referenced()
-    }
-
-    pub(crate) fn references(&self, id: BlockId) -> (u32, u32) {
-        let slot = &self.slots[id.index()];
-        (slot.request_refs, slot.transfer_refs)
     }
 
     pub(crate) fn generation(&self, id: BlockId) -> Generation {
@@ -156,10 +148,6 @@ impl Blocks {
             generation: Generation(slot.generation),
             ..BlockHeader::default()
         })
-    }
-
-    pub(crate) fn is_complete(&self, id: BlockId) -> bool {
-        self.slots[id.index()].header.is_some()
     }
 
     pub(crate) fn is_registered(&self, id: BlockId) -> bool {

@@ -9,6 +9,9 @@ mod renewal;
 mod sink;
 pub mod verify;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

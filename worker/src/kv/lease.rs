@@ -8,6 +8,9 @@ pub(crate) mod readers;
 pub mod table;
 pub mod window;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 
 use baton_protocol::header::BlockHeader;

@@ -3,6 +3,9 @@
 //! The lock is held for bookkeeping only; bytes are checksummed before it is taken. Blocks of a reservation are written by its
 //! holder without the lock: nobody else has them.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::Arc;
 

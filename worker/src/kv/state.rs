@@ -7,6 +7,11 @@ mod counting;
 mod leasing;
 mod reserving;
 
+#[cfg(test)]
+mod histories;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};

@@ -7,6 +7,9 @@ mod client;
 mod frame;
 mod server;
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

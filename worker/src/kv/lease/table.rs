@@ -314,10 +314,12 @@ impl LeaseTable {
             .flat_map(|lease| lease.held.iter().copied())
     }
 
+    #[cfg(test)]
     pub(crate) fn live(&self) -> impl Iterator<Item = &Lease> + '_ {
         self.live.values()
     }
 
+    #[cfg(test)]
     pub(crate) fn tombstones(&self) -> usize {
         self.tombstones.len()
     }

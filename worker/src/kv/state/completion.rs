@@ -126,13 +126,6 @@ impl PoolState {
         Ok(kept)
     }
 
-    /// Parent hash for the block at `completed`.
-    pub(crate) fn chain_position(&self, id: ReservationId) -> Option<(usize, BlockHash)> {
-        self.reservations
-            .get(&id)
-            .map(|held| (held.completed, held.parent_hash))
-    }
-
     /// Hashes that the next full blocks of the reservation must have when they hold `tokens` (the whole sequence).
     pub(crate) fn expected_hashes(&self, id: ReservationId, tokens: &[u32]) -> Vec<BlockHash> {
         let Some(held) = self.reservations.get(&id) else {
