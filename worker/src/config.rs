@@ -373,13 +373,37 @@ mod tests {
             ("/name", "".into(), "name: empty"),
             ("/engine/blockSize", 24.into(), "engine.blockSize: 24"),
             ("/engine/maxSequences", 0.into(), "engine.maxSequences: 0"),
-            ("/engine/maxBatchedTokens", 8.into(), "engine.maxBatchedTokens: 8"),
-            ("/engine/simulated", serde_json::json!({}), "engine.simulated"),
-            ("/kvPool", serde_json::json!({"blocks": 4, "bytes": 4}), "kvPool: both"),
-            ("/kvPool", serde_json::json!({"leaseSeconds": 0}), "kvPool.leaseSeconds: 0"),
-            ("/tpotObjectiveMilliseconds", (-1).into(), "tpotObjectiveMilliseconds"),
+            (
+                "/engine/maxBatchedTokens",
+                8.into(),
+                "engine.maxBatchedTokens: 8",
+            ),
+            (
+                "/engine/simulated",
+                serde_json::json!({}),
+                "engine.simulated",
+            ),
+            (
+                "/kvPool",
+                serde_json::json!({"blocks": 4, "bytes": 4}),
+                "kvPool: both",
+            ),
+            (
+                "/kvPool",
+                serde_json::json!({"leaseSeconds": 0}),
+                "kvPool.leaseSeconds: 0",
+            ),
+            (
+                "/tpotObjectiveMilliseconds",
+                (-1).into(),
+                "tpotObjectiveMilliseconds",
+            ),
             ("/engine/blocksize", 16.into(), "unknown field `blocksize`"),
-            ("/model/source", serde_json::json!({"url": "x"}), "unknown variant `url`"),
+            (
+                "/model/source",
+                serde_json::json!({"url": "x"}),
+                "unknown variant `url`",
+            ),
         ] {
             let error = changed(pointer, value).unwrap_err();
             assert!(error.contains(field), "{pointer}: {error}");

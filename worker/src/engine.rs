@@ -5,13 +5,12 @@
 //!
 //! - [`scheduler`]: which tokens of which sequences a step computes. [`request`]: what is asked and what is answered.
 //! - `sequence`: what is remembered of an operation. `outcome`: what a computed step means for each. [`load`]: load reports.
-//! - [`fit`]: the cost coefficients that the engine learns of itself; `measure`: its first guess of them.
+//! - [`measure`]: a first guess of the engine's cost coefficients; `placement` fits them to every step afterwards.
 //!
 //! Invariants: what a sequence generates depends on its tokens, sampling and seed alone, never on the batch, the chunks or
 //! preemption. No error comes of memory once a request is admitted. An operation ends with exactly one last event.
 
 mod begin;
-pub mod fit;
 pub mod load;
 pub mod measure;
 mod outcome;
@@ -23,11 +22,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use baton_placement::coefficients::WorkerCoefficients;
+use baton_placement::calibration::{WorkerCalibrator, WorkerCoefficients};
 use baton_protocol::failure::{FailureClass, Refusal};
 use baton_protocol::ids::RunId;
 
-pub use self::fit::StepFit;
 pub use self::load::LoadBoard;
 pub use self::request::{
     Admission, Admitted, EngineEvent, EngineRequest, PrefillTerms, Refused, RequestKind,
@@ -74,6 +72,14 @@ pub enum Next {
     Idle,
 }
 
+/// What a step consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepKind {
+    Prefill,
+    Decode,
+    Mixed,
+}
+
 /// Counts since the engine was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounters {
@@ -89,7 +95,7 @@ pub struct Engine {
     config: EngineConfig,
     scheduler: Scheduler,
     sequences: Sequences,
-    fit: StepFit,
+    fit: WorkerCalibrator,
     board: Arc<LoadBoard>,
     stopwatch: Stopwatch,
     eos: Vec<u32>,
@@ -131,7 +137,7 @@ impl Engine {
                 pool,
                 all: HashMap::new(),
             },
-            fit: StepFit::new(config.prior),
+            fit: WorkerCalibrator::new(config.prior),
             board: Arc::new(LoadBoard::new()),
             stopwatch,
             next_key: 0,
@@ -216,13 +222,11 @@ impl Engine {
             submission.expected_cached = cached;
             sequence.admission.cached_tokens = cached;
             sequence.admission.blocks = geometry.blocks_for(tokens);
-            self.scheduler
-                .submit(submission)
-                .map_err(|full| Refused {
-                    reason: Refusal::QueueFull,
-                    message: full.to_string(),
-                    retry_after: self.retry_after(),
-                })?;
+            self.scheduler.submit(submission).map_err(|full| Refused {
+                reason: Refusal::QueueFull,
+                message: full.to_string(),
+                retry_after: self.retry_after(),
+            })?;
         }
         self.next_key += 1;
         sequence.admission.load_sequence = self.board.write(self.scheduler.load());
@@ -251,16 +255,17 @@ impl Engine {
         if first_token.is_none() {
             present = present.saturating_sub(1);
         }
-        self.resume(key, reservation, present, first_token, now);
+        self.resume(key, Some(reservation), present, first_token, now);
         true
     }
 
     /// The hand-off of a [`RequestKind::Receive`] has failed: what is not in complete blocks is computed here. `first_token` if
-    /// the prefill worker had sampled it. False when the operation has ended meanwhile.
+    /// the prefill worker had sampled it. Without its reservation it waits for memory like any other request. False when the
+    /// operation has ended meanwhile.
     pub fn recompute(
         &mut self,
         key: SequenceKey,
-        reservation: Reservation,
+        reservation: Option<Reservation>,
         first_token: Option<u32>,
         now: f64,
     ) -> bool {
@@ -269,7 +274,10 @@ impl Engine {
         };
         let block_size = self.sequences.pool.store().geometry().block_size;
         let total = sequence.history.len() + usize::from(first_token.is_some());
-        let present = (reservation.completed_blocks() * block_size).min(total.saturating_sub(1));
+        let complete = reservation
+            .as_ref()
+            .map_or(0, |held| held.completed_blocks() * block_size);
+        let present = complete.min(total.saturating_sub(1));
         sequence.cached_tokens = present;
         self.resume(key, reservation, present, first_token, now);
         true
@@ -308,6 +316,15 @@ impl Engine {
         begun
     }
 
+    /// What the step that [`Self::begin`] chose consists of.
+    pub fn planned(&self) -> StepKind {
+        match (self.plan.decoding, self.plan.prompt_tokens()) {
+            (0, _) => StepKind::Prefill,
+            (_, 0) => StepKind::Decode,
+            _ => StepKind::Mixed,
+        }
+    }
+
     fn next(&self) -> Next {
         if self.scheduler.has_work() {
             Next::Again
@@ -321,7 +338,7 @@ impl Engine {
     fn resume(
         &mut self,
         key: SequenceKey,
-        reservation: Reservation,
+        reservation: Option<Reservation>,
         present: usize,
         first_token: Option<u32>,
         now: f64,
@@ -329,7 +346,8 @@ impl Engine {
         let Some(sequence) = self.sequences.all.get_mut(&key) else {
             return;
         };
-        sequence.reservation = Some(reservation);
+        let holds_memory = reservation.is_some();
+        sequence.reservation = reservation;
         sequence.waits_since = now;
         if let Some(token) = first_token {
             sequence.history.push(token);
@@ -354,8 +372,10 @@ impl Engine {
                 },
             ));
             self.forget(key);
-        } else {
+        } else if holds_memory {
             self.scheduler.join(key, total, present);
+        } else {
+            self.scheduler.queue_held(key, total);
         }
         self.board.write(self.scheduler.load());
     }
@@ -385,7 +405,9 @@ impl Engine {
         let tokens = request.tokens.len();
         let vocabulary = self.model.facts().shape.vocabulary;
         if tokens == 0 {
-            return Err(invalid("tokens: empty: a prompt needs one token".to_owned()));
+            return Err(invalid(
+                "tokens: empty: a prompt needs one token".to_owned(),
+            ));
         }
         if request.generated as usize > tokens {
             return Err(invalid(format!(

@@ -5,4 +5,5 @@ pub mod engine;
 pub mod kv;
 pub mod model;
 pub mod sampling;
+pub mod serve;
 pub mod transport;

@@ -1,5 +1,6 @@
 //! Beginning a step: deadlines, the plan, memory and leases of those that start. Computes nothing.
 
+use baton_placement::calibration::StepShape;
 use baton_placement::cost;
 use baton_protocol::failure::FailureClass;
 
@@ -149,19 +150,23 @@ impl Engine {
     }
 
     fn predicted(&self) -> f64 {
-        let (prompts, decoding, context) = self.step_shape();
-        self.fit.predict(&prompts, decoding, context)
+        self.fit.predict(&self.step_shape())
     }
 
-    /// (tokens, cached) of each prompt slice of the chosen step, and what decodes beside.
-    pub(super) fn step_shape(&self) -> (Vec<(usize, usize)>, usize, usize) {
-        let prompts = self
-            .plan
-            .slices
-            .iter()
-            .filter(|slice| !slice.decodes)
-            .map(|slice| (slice.tokens, slice.start))
-            .collect();
-        (prompts, self.plan.decoding, self.plan.context_tokens)
+    /// The chosen step as the cost model sees it.
+    pub(super) fn step_shape(&self) -> StepShape {
+        let mut shape = StepShape {
+            sequences: narrow(self.plan.decoding),
+            context: self.plan.context_tokens as u64,
+            ..StepShape::default()
+        };
+        for slice in self.plan.slices.iter().filter(|slice| !slice.decodes) {
+            shape.add_chunk(narrow(slice.tokens), narrow(slice.start));
+        }
+        shape
     }
+}
+
+fn narrow(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -4,7 +4,7 @@ use baton_protocol::failure::FailureClass;
 
 use super::request::EngineEvent;
 use super::scheduler::Slice;
-use super::{Engine, Next, RequestKind, StepOutcome};
+use super::{Engine, RequestKind, StepOutcome};
 use crate::kv::BlockId;
 use crate::model::{Batch, ModelError, Output, SequenceKey, SequenceSlice};
 use crate::sampling::{self, Finish, Sampled};
@@ -22,8 +22,8 @@ impl Engine {
             Ok((outputs, modelled)) => {
                 duration = modelled.unwrap_or(measured);
                 self.counters.steps += 1;
-                let (prompts, decoding, context) = self.step_shape();
-                self.fit.observe(&prompts, decoding, context, duration);
+                let shape = self.step_shape();
+                self.fit.observe(&shape, duration);
                 self.scheduler.computed(&self.plan);
                 let slices = std::mem::take(&mut self.plan.slices);
                 for (slice, output) in slices.iter().zip(outputs) {

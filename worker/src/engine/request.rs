@@ -128,7 +128,10 @@ pub enum EngineEvent {
         /// Of all steps in which it decoded.
         decode: f64,
     },
-    Failed { class: FailureClass, message: String },
+    Failed {
+        class: FailureClass,
+        message: String,
+    },
 }
 
 impl EngineEvent {

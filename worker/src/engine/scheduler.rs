@@ -217,6 +217,14 @@ impl Scheduler {
         }
     }
 
+    /// A held sequence has lost its memory and its hand-off: it waits for memory like any other, at its old place.
+    pub fn queue_held(&mut self, key: SequenceKey, total: usize) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.total = total;
+        }
+        self.requeue(key);
+    }
+
     /// Forgets a sequence, whatever it does. Its memory is the caller's.
     pub fn remove(&mut self, key: SequenceKey) {
         self.entries.remove(&key);
@@ -247,7 +255,9 @@ impl Scheduler {
 
     /// Whether a step would compute anything, memory permitting.
     pub fn has_work(&self) -> bool {
-        self.entries.values().any(|entry| entry.phase != Phase::Held)
+        self.entries
+            .values()
+            .any(|entry| entry.phase != Phase::Held)
     }
 
     pub fn load(&self) -> SchedulerLoad {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::request::{Admission, EngineRequest, RequestKind};
 use super::scheduler::Memory;
-use crate::kv::{KvPool, Reserve, Reservation};
+use crate::kv::{KvPool, Reservation, Reserve};
 use crate::model::SequenceKey;
 
 #[derive(Debug)]
@@ -86,7 +86,11 @@ impl Sequence {
         match &self.request.kind {
             RequestKind::Prefill(_) => 0,
             RequestKind::Generate | RequestKind::Receive { .. } => {
-                let left = self.request.stopping.max_tokens.saturating_sub(self.generated);
+                let left = self
+                    .request
+                    .stopping
+                    .max_tokens
+                    .saturating_sub(self.generated);
                 block_size.min(left as usize)
             }
         }

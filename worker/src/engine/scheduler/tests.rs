@@ -236,7 +236,9 @@ fn the_shortest_prompt_goes_first_and_every_fifth_step_begins_with_the_oldest() 
     }
     assert_eq!(
         firsts,
-        [false, false, false, false, true, false, false, false, false, true]
+        [
+            false, false, false, false, true, false, false, false, false, true
+        ]
     );
 }
 
@@ -322,7 +324,13 @@ fn a_handed_over_sequence_decodes_at_once_and_a_failed_hand_off_is_filled() {
             expected_cached: 0,
             pinned: false,
         });
-        assert!(world.scheduler.plan(&mut world.memory, |_| 24).slices.is_empty());
+        assert!(
+            world
+                .scheduler
+                .plan(&mut world.memory, |_| 24)
+                .slices
+                .is_empty()
+        );
         world.scheduler.join(key, 9, computed);
         let plan = world.scheduler.plan(&mut world.memory, |_| 24);
         assert_eq!(plan.slices[0].decodes, decodes);

@@ -1,0 +1,89 @@
+//! Admin HTTP: card, load and metrics for people, the operator and scrapers; health for probes.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+
+use super::daemon::Daemon;
+
+pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/v1/card", get(card))
+        .route("/v1/load", get(load))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .with_state(daemon)
+}
+
+async fn card(State(daemon): State<Arc<Daemon>>) -> Response {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        daemon.card_json.clone(),
+    )
+        .into_response()
+}
+
+/// The last report, not a new one: reading it over HTTP must not renumber what routers count by.
+async fn load(State(daemon): State<Arc<Daemon>>) -> axum::Json<Value> {
+    let load = *daemon.load.borrow();
+    let blocks = load.blocks.unwrap_or_default();
+    axum::Json(json!({
+        "loadSequence": load.load_sequence,
+        "queuedTokens": load.queued_tokens,
+        "queuedSequences": load.queued_sequences,
+        "runningSequences": load.running_sequences,
+        "contextTokens": load.context_tokens,
+        "stepRemainingMilliseconds": load.step_remaining_milliseconds,
+        "leasesOpen": load.leases_open,
+        "draining": load.draining,
+        "blocks": {
+            "total": blocks.total,
+            "free": blocks.free,
+            "cached": blocks.cached,
+            "active": blocks.active,
+            "leased": blocks.leased,
+            "quarantined": blocks.quarantined,
+            "leaked": blocks.leaked,
+        },
+    }))
+}
+
+async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {
+    match daemon.metrics.scrape(&daemon.pool, &daemon.board) {
+        Ok(text) => (
+            [(
+                header::CONTENT_TYPE,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            )],
+            text,
+        )
+            .into_response(),
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("metrics cannot be written: {error}\n"),
+        )
+            .into_response(),
+    }
+}
+
+async fn healthz(State(daemon): State<Arc<Daemon>>) -> Response {
+    if daemon.stop.is_cancelled() {
+        (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response()
+    } else {
+        "ok\n".into_response()
+    }
+}
+
+async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
+    if daemon.stop.is_cancelled() || *daemon.draining.borrow() {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response()
+    } else {
+        "ready\n".into_response()
+    }
+}

@@ -1,0 +1,171 @@
+//! The command line of `baton-worker`.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use baton_protocol::hash::HashKey;
+use clap::{Args, Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::start::{Addresses, Running, Start, start};
+use crate::config::WorkerConfig;
+
+/// The daemon of a GPU pod.
+#[derive(Debug, Parser)]
+#[command(name = "baton-worker", version, about)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serves one worker until it is told to stop.
+    Serve(Serve),
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    /// The worker's configuration, JSON.
+    #[arg(long, env = "BATON_CONFIG")]
+    config: PathBuf,
+    /// Where routers and other workers call it (gRPC); port 0 takes a free one.
+    #[arg(long, env = "BATON_CONTROL", default_value = "127.0.0.1:7000")]
+    control: SocketAddr,
+    /// Where other workers read KV.
+    #[arg(long, env = "BATON_TRANSFER", default_value = "127.0.0.1:7001")]
+    transfer: SocketAddr,
+    /// HTTP: card, load, metrics, health.
+    #[arg(long, env = "BATON_ADMIN", default_value = "127.0.0.1:7002")]
+    admin: SocketAddr,
+    /// Host that others reach this worker by, where it is not the one it listens on (a pod's address).
+    #[arg(long, env = "BATON_ADVERTISE")]
+    advertise: Option<String>,
+    /// 64 hexadecimal digits: the deployment's secret, shared with its routers.
+    #[arg(long, env = "BATON_HASH_KEY_FILE")]
+    hash_key_file: Option<PathBuf>,
+    /// End when standard input ends: for a parent that may die without saying so.
+    #[arg(long, env = "BATON_EXIT_ON_STDIN_EOF")]
+    exit_on_stdin_eof: bool,
+}
+
+/// Runs the command; an error has been said in one line by the caller. Exit status as in design/05.
+///
+/// # Errors
+/// [`Stopped::Usage`] for wrong input, [`Stopped::Failed`] for the rest.
+pub async fn run(cli: Cli) -> Result<(), Stopped> {
+    let Command::Serve(serve) = cli.command;
+    let config = WorkerConfig::read(&serve.config).map_err(|error| Stopped::Usage(error.into()))?;
+    let hash_key = hash_key(serve.hash_key_file.as_deref()).map_err(Stopped::Usage)?;
+    let mut what = Start::new(
+        config,
+        Addresses {
+            control: serve.control,
+            transfer: serve.transfer,
+            admin: serve.admin,
+            advertise: serve.advertise,
+        },
+        hash_key,
+    );
+    if let Ok(fault) = std::env::var("BATON_FAULT") {
+        let fault = fault
+            .parse()
+            .map_err(|error| Stopped::Usage(anyhow::Error::new(error)))?;
+        what.fault = Some(fault);
+    }
+    what.card_change = std::env::var("BATON_FAULT_CARD").ok();
+    let running = start(what)
+        .await
+        .map_err(|error| Stopped::Failed(error.into()))?;
+    announce(&running).map_err(Stopped::Failed)?;
+    until_stopped(running, serve.exit_on_stdin_eof)
+        .await
+        .map_err(Stopped::Failed)
+}
+
+/// Why the process ends with an error.
+#[derive(Debug)]
+pub enum Stopped {
+    /// Exit status 2.
+    Usage(anyhow::Error),
+    /// Exit status 1.
+    Failed(anyhow::Error),
+}
+
+fn hash_key(file: Option<&Path>) -> anyhow::Result<HashKey> {
+    let Some(file) = file else {
+        tracing::warn!(
+            "no --hash-key-file: block hashes use a key that everybody knows; give a file with 64 hexadecimal digits"
+        );
+        return Ok(HashKey::from_bytes(&[0; 32]));
+    };
+    let text = fs::read_to_string(file)
+        .with_context(|| format!("--hash-key-file {}: give a readable file", file.display()))?;
+    HashKey::from_hex(&text).with_context(|| format!("--hash-key-file {}", file.display()))
+}
+
+/// One line for whoever started the process: the ports that were free are known only now.
+fn announce(running: &Running) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "listening control {} transfer {} admin {}",
+        running.control_address(),
+        running.transfer_address().unwrap_or("-"),
+        running.admin_address()
+    )
+    .and_then(|()| out.flush())
+    .context("standard output: the addresses cannot be written")
+}
+
+async fn until_stopped(running: Running, exit_on_stdin_eof: bool) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
+    let parent = async {
+        if exit_on_stdin_eof {
+            stdin_ended().await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::pin!(parent);
+    tokio::select! {
+        () = running.failed() => {
+            running.stop().await;
+            anyhow::bail!("the worker has stopped by itself: its log says why");
+        }
+        () = &mut parent => {
+            tracing::info!("standard input has ended: stopping at once");
+        }
+        _ = terminate.recv() => {
+            tracing::info!("SIGTERM: draining");
+            tokio::select! {
+                done = running.drain() => {
+                    if !done {
+                        tracing::warn!("some operations or leases have outlived the drain: they are ended");
+                    }
+                }
+                // Told twice, or left alone: at once.
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                () = &mut parent => {}
+            }
+        }
+        _ = interrupt.recv() => {
+            tracing::info!("SIGINT: stopping at once");
+        }
+    }
+    running.stop().await;
+    Ok(())
+}
+
+async fn stdin_ended() {
+    let read = || {
+        // An error ends it as well: there is no parent to hear from.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    };
+    let _ = tokio::task::spawn_blocking(read).await;
+}

@@ -1,0 +1,333 @@
+//! The compute thread: the only one that touches the engine. Commands come in by a bounded channel, events go out by one bounded
+//! channel for each operation.
+//!
+//! It never waits for a reader of events. A reader that leaves [`EVENTS`] of them unread is slower than decoding by that many
+//! steps: its operation is cancelled, its channel closes, and the others do not notice. A reader that has gone is noticed
+//! before the next step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use baton_placement::coefficients::WorkerCoefficients;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::Metrics;
+use crate::engine::{Admitted, Engine, EngineEvent, EngineRequest, Next, Refused, StepOutcome};
+use crate::kv::Reservation;
+use crate::model::SequenceKey;
+
+/// Events of one operation that may be unread: at the fastest steps of a few milliseconds this is seconds of a stalled reader,
+/// and some hundred kilobytes at most.
+pub(crate) const EVENTS: usize = 1024;
+
+/// Without commands, how often deadlines and departed readers are looked at.
+const WATCHFULNESS: Duration = Duration::from_millis(50);
+
+/// What is asked of the compute thread.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// `deadline` of the request is relative: milliseconds from when the thread takes it.
+    Submit {
+        request: Box<EngineRequest>,
+        events: mpsc::Sender<EngineEvent>,
+        reply: oneshot::Sender<Result<Admitted, Refused>>,
+    },
+    Attach {
+        key: SequenceKey,
+        reservation: Reservation,
+        first_token: Option<u32>,
+    },
+    Recompute {
+        key: SequenceKey,
+        reservation: Option<Reservation>,
+        first_token: Option<u32>,
+    },
+    /// `done` is answered when nothing of the operation is left in the engine.
+    Cancel {
+        key: SequenceKey,
+        done: oneshot::Sender<()>,
+    },
+}
+
+/// The thread has ended: the worker stops, or its engine has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has stopped: send the request to another worker")]
+pub(crate) struct EngineStopped;
+
+/// Sends commands.
+#[derive(Clone, Debug)]
+pub(crate) struct Commands(mpsc::Sender<Command>);
+
+impl Commands {
+    pub(crate) async fn submit(
+        &self,
+        request: EngineRequest,
+        events: mpsc::Sender<EngineEvent>,
+    ) -> Result<Result<Admitted, Refused>, EngineStopped> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Submit {
+            request: Box::new(request),
+            events,
+            reply,
+        })
+        .await?;
+        answer.await.map_err(|_| EngineStopped)
+    }
+
+    /// Returns when nothing of the operation is left in the engine.
+    pub(crate) async fn cancel(&self, key: SequenceKey) {
+        let (done, ended) = oneshot::channel();
+        if self.send(Command::Cancel { key, done }).await.is_ok() {
+            // An error says that the thread has ended, and the engine with it.
+            let _ = ended.await;
+        }
+    }
+
+    pub(crate) async fn send(&self, command: Command) -> Result<(), EngineStopped> {
+        self.0.send(command).await.map_err(|_| EngineStopped)
+    }
+}
+
+/// What the thread tells besides events.
+#[derive(Clone, Debug)]
+pub(crate) struct Outlets {
+    /// The coefficients when they have changed by more than noise.
+    pub(crate) coefficients: watch::Sender<WorkerCoefficients>,
+    /// Something was admitted or has ended: a load report is due.
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Starts the thread. It ends with `stop`, or when all [`Commands`] are gone; `stop` is cancelled when it ends for whatever reason.
+///
+/// `operations` is how many may be live at once: each has at most one command under way, so that many places never make a
+/// sender wait for anything but the running step.
+pub(crate) fn spawn(
+    engine: Engine,
+    operations: usize,
+    outlets: Outlets,
+    runtime: Handle,
+    stop: CancellationToken,
+) -> std::io::Result<(Commands, JoinHandle<()>)> {
+    let (sender, receiver) = mpsc::channel(operations.max(1));
+    let thread = thread::Builder::new()
+        .name("compute".to_owned())
+        .spawn(move || {
+            // Also when the engine panics: a daemon without an engine must not look alive.
+            let _guard = stop.clone().drop_guard();
+            Compute {
+                engine,
+                outputs: HashMap::new(),
+                outlets,
+                started: Instant::now(),
+                published: None,
+            }
+            .run(receiver, &runtime, &stop);
+        })?;
+    Ok((Commands(sender), thread))
+}
+
+struct Compute {
+    engine: Engine,
+    outputs: HashMap<SequenceKey, mpsc::Sender<EngineEvent>>,
+    outlets: Outlets,
+    started: Instant,
+    published: Option<WorkerCoefficients>,
+}
+
+impl Compute {
+    fn run(
+        mut self,
+        mut commands: mpsc::Receiver<Command>,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) {
+        let mut next = Next::Idle;
+        while !stop.is_cancelled() {
+            if next != Next::Again {
+                match runtime.block_on(wait(&mut commands, next, stop)) {
+                    Waited::Command(command) => self.obey(*command),
+                    Waited::Time => {}
+                    Waited::End => break,
+                }
+            }
+            // No more than are there now: a flood of commands must not keep the step waiting.
+            for _ in 0..commands.len() {
+                match commands.try_recv() {
+                    Ok(command) => self.obey(command),
+                    Err(_) => break,
+                }
+            }
+            self.drop_departed();
+            next = self.step();
+        }
+    }
+
+    fn now(&self) -> f64 {
+        self.started.elapsed().as_secs_f64() * 1e3
+    }
+
+    fn step(&mut self) -> Next {
+        let begun_at = Instant::now();
+        let begun = self.engine.begin(self.now());
+        let next = begun.next;
+        self.deliver(begun);
+        if next != Next::Again {
+            return next;
+        }
+        let shape = self.engine.planned();
+        let computed = self.engine.compute(self.now());
+        // Of a simulated model: the work is done at once and takes its time here.
+        let whole = Duration::from_secs_f64(computed.duration.max(0.0) / 1e3);
+        if let Some(rest) = whole.checked_sub(begun_at.elapsed()) {
+            thread::sleep(rest);
+        }
+        self.outlets.metrics.step(shape, computed.duration / 1e3);
+        let next = computed.next;
+        self.deliver(computed);
+        self.publish();
+        next
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit {
+                mut request,
+                events,
+                reply,
+            } => {
+                let now = self.now();
+                request.deadline = request.deadline.map(|after| now + after);
+                let answer = self.engine.submit(*request, now);
+                if let Ok(admitted) = &answer {
+                    self.outputs.insert(admitted.key, events);
+                    self.outlets.changed.notify_one();
+                }
+                let key = answer.as_ref().ok().map(|admitted| admitted.key);
+                if reply.send(answer).is_err()
+                    && let Some(key) = key
+                {
+                    // Whoever asked has gone meanwhile; the blocks went with the answer.
+                    self.cancel(key);
+                }
+            }
+            Command::Attach {
+                key,
+                reservation,
+                first_token,
+            } => {
+                self.engine
+                    .attach(key, reservation, first_token, self.now());
+            }
+            Command::Recompute {
+                key,
+                reservation,
+                first_token,
+            } => {
+                self.engine
+                    .recompute(key, reservation, first_token, self.now());
+            }
+            Command::Cancel { key, done } => {
+                self.cancel(key);
+                // Nobody waits any more: fine.
+                let _ = done.send(());
+            }
+        }
+    }
+
+    fn cancel(&mut self, key: SequenceKey) {
+        self.outputs.remove(&key);
+        if self.engine.cancel(key) {
+            self.outlets.changed.notify_one();
+        }
+    }
+
+    fn drop_departed(&mut self) {
+        let departed: Vec<SequenceKey> = self
+            .outputs
+            .iter()
+            .filter(|(_, events)| events.is_closed())
+            .map(|(key, _)| *key)
+            .collect();
+        for key in departed {
+            self.cancel(key);
+        }
+    }
+
+    fn deliver(&mut self, outcome: StepOutcome) {
+        for (key, event) in outcome.events {
+            let last = event.is_last();
+            let Some(events) = self.outputs.get(&key) else {
+                continue;
+            };
+            let slow = events.try_send(event).is_err();
+            if last {
+                self.outputs.remove(&key);
+                self.outlets.changed.notify_one();
+            } else if slow {
+                tracing::warn!(
+                    sequence = key.0,
+                    "operation cancelled: its reader is gone or leaves {EVENTS} events unread"
+                );
+                self.cancel(key);
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let now = self.engine.coefficients();
+        if self
+            .published
+            .is_none_or(|before| differs_materially(&before, &now))
+        {
+            self.published = Some(now);
+            self.outlets.coefficients.send_replace(now);
+        }
+    }
+}
+
+enum Waited {
+    Command(Box<Command>),
+    Time,
+    End,
+}
+
+async fn wait(
+    commands: &mut mpsc::Receiver<Command>,
+    next: Next,
+    stop: &CancellationToken,
+) -> Waited {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Waited::End,
+        command = commands.recv() => match command {
+            Some(command) => Waited::Command(Box::new(command)),
+            None => Waited::End,
+        },
+        () = tokio::time::sleep(WATCHFULNESS), if next == Next::Wait => Waited::Time,
+    }
+}
+
+/// More than the noise of a fit: a twentieth of any constant, or twice the samples.
+fn differs_materially(before: &WorkerCoefficients, now: &WorkerCoefficients) -> bool {
+    let moved = |before: f64, now: f64| (now - before).abs() > 0.05 * before.abs().max(1e-12);
+    now.samples >= before.samples.saturating_mul(2).max(1) && now.samples != before.samples
+        || moved(before.a, now.a)
+        || moved(before.b, now.b)
+        || moved(before.k, now.k)
+        || moved(before.floor, now.floor)
+        || moved(before.d0, now.d0)
+        || moved(before.d1, now.d1)
+        || moved(before.d2, now.d2)
+        || before
+            .upper
+            .prefill
+            .iter()
+            .chain(&before.upper.decode)
+            .zip(now.upper.prefill.iter().chain(&now.upper.decode))
+            .any(|(before, now)| moved(*before, *now))
+}

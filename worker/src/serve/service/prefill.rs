@@ -1,0 +1,175 @@
+//! `Prefill`: computes a prompt and keeps its KV under a lease. Made once for each operation id, read by any number of calls.
+
+use std::sync::Arc;
+
+use baton_protocol::failure::FailureClass;
+use baton_protocol::ids::{LeaseId, OperationId};
+use baton_protocol::wire::{self, PrefillEvent, prefill_event::Event};
+use futures::{Stream, StreamExt as _};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::engine::{Admitted, EngineEvent, PrefillTerms, Refused, RequestKind};
+use crate::serve::compute::EVENTS;
+use crate::serve::daemon::Daemon;
+use crate::serve::messages::{self, Dispatch, narrow};
+use crate::serve::operations::Registered;
+use crate::serve::results::{Found, PrefillResult};
+
+pub(super) async fn events(
+    daemon: &Arc<Daemon>,
+    request: wire::PrefillRequest,
+) -> Result<impl Stream<Item = Result<PrefillEvent, Status>> + Send + use<>, Status> {
+    let Some(operation) = &request.operation else {
+        return Err(Status::invalid_argument(
+            "operation: absent: a router must send it",
+        ));
+    };
+    let id = OperationId::from(operation.id.as_str());
+    let result = match daemon.results.find(&id) {
+        Found::Known(result) => result,
+        Found::New(result) => {
+            // On its own, so that a caller who leaves does not leave a result that never ends.
+            let begun = begin(Arc::clone(daemon), id, request, result.clone());
+            daemon.tracker.spawn(begun);
+            result
+        }
+    };
+    Ok(result.follow().map(Ok))
+}
+
+async fn begin(
+    daemon: Arc<Daemon>,
+    id: OperationId,
+    request: wire::PrefillRequest,
+    result: PrefillResult,
+) {
+    let (events, incoming) = mpsc::channel(EVENTS);
+    match submit(&daemon, request, events).await {
+        Ok((admitted, registered, skip_blocks)) => {
+            let work = Work {
+                daemon,
+                id,
+                admitted,
+                registered,
+                skip_blocks,
+                result,
+            };
+            work.run(incoming).await;
+        }
+        Err(refused) => {
+            result.push(message(Event::Refused(messages::refused(&refused))));
+            daemon.results.forget_one(&id);
+            result.end();
+        }
+    }
+}
+
+async fn submit(
+    daemon: &Daemon,
+    request: wire::PrefillRequest,
+    events: mpsc::Sender<EngineEvent>,
+) -> Result<(Admitted, Registered, u32), Refused> {
+    let operation = request.operation.unwrap_or_default();
+    daemon.admit(&operation)?;
+    let skip_blocks = request.skip_blocks;
+    let mut lease = [0; 16];
+    getrandom::fill(&mut lease)
+        .map_err(|error| messages::invalid(format!("lease: no random numbers: {error}")))?;
+    let terms = PrefillTerms {
+        lease: LeaseId(lease),
+        lease_duration: match request.lease_milliseconds {
+            0 => daemon.lease_duration,
+            milliseconds => milliseconds,
+        },
+        skip_blocks: request.skip_blocks,
+        sample_first: request.sample_first,
+    };
+    let dispatch = Dispatch {
+        operation: &operation,
+        tokens: request.tokens,
+        generated: request.generated,
+        sampling: request.sampling.as_ref(),
+        stopping: request.stopping.as_ref(),
+    };
+    let request = messages::engine_request(dispatch, RequestKind::Prefill(terms))?;
+    let registered = daemon.operations.register(&request.run, &request.operation);
+    let admitted = daemon
+        .commands
+        .submit(request, events)
+        .await
+        .map_err(messages::stopped)??;
+    Ok((admitted, registered, skip_blocks))
+}
+
+/// Writes down what comes of an admitted prefill, until it has ended.
+struct Work {
+    daemon: Arc<Daemon>,
+    id: OperationId,
+    admitted: Admitted,
+    registered: Registered,
+    skip_blocks: u32,
+    result: PrefillResult,
+}
+
+impl Work {
+    async fn run(self, mut incoming: mpsc::Receiver<EngineEvent>) {
+        let cancelled = self.registered.cancelled().clone();
+        let lost = loop {
+            tokio::select! {
+                biased;
+                () = cancelled.cancelled() => {
+                    self.daemon.commands.cancel(self.admitted.key).await;
+                    break Some(messages::failed(FailureClass::ClientGone, "the run was cancelled"));
+                }
+                event = incoming.recv() => {
+                    let Some(event) = event else {
+                        break Some(messages::failed(FailureClass::PrefillLost, "the engine has dropped the operation"));
+                    };
+                    let last = event.is_last();
+                    if let Some(event) = self.message(event) {
+                        self.result.push(message(event));
+                    }
+                    if last {
+                        break None;
+                    }
+                }
+            }
+        };
+        if let Some(failed) = lost {
+            self.result.push(message(Event::Failed(failed)));
+        }
+        let now = self.daemon.pool.now();
+        self.daemon
+            .results
+            .keep(&self.id, now.saturating_add(2 * self.daemon.lease_duration));
+        self.result.end();
+    }
+
+    fn message(&self, event: EngineEvent) -> Option<Event> {
+        if let EngineEvent::LeaseOpened {
+            lease,
+            opened,
+            tokens,
+            admission,
+        } = event
+        {
+            let descriptor = self.daemon.descriptor(
+                lease,
+                opened.generation.0,
+                opened.expires_in,
+                self.skip_blocks,
+                narrow(tokens),
+            );
+            return Some(Event::Lease(wire::LeaseOpened {
+                descriptor: Some(descriptor),
+                admission: Some(messages::admission(&admission)),
+            }));
+        }
+        messages::prefill_message(event)
+    }
+}
+
+fn message(event: Event) -> PrefillEvent {
+    PrefillEvent { event: Some(event) }
+}

@@ -1,0 +1,463 @@
+//! Starting a worker, and ending it: sockets, model, pool, engine and tasks, in an order in which every failure is one sentence.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use baton_protocol::card::{Card, TransportOffer};
+use baton_protocol::hash::HashKey;
+use baton_protocol::ids::Incarnation;
+use baton_protocol::wire;
+use baton_protocol::wire::worker_server::WorkerServer;
+use bytes::Bytes;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use super::compute::{self, Outlets};
+use super::daemon::Daemon;
+use super::metrics::Metrics;
+use super::operations::Operations;
+use super::peers::Peers;
+use super::results::Results;
+use super::service::Service;
+use super::{StartError, admin, card, engine, local, machine, report};
+use crate::config::{TransportName, WorkerConfig};
+use crate::kv::KvPool;
+use crate::kv::clock::{Clock, MonotonicClock};
+use crate::model::facts::artifact_digest;
+use crate::transport::choice::Offer;
+use crate::transport::fault::{Fault, FaultySource};
+use crate::transport::local::LocalTransport;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{BlockSource, Transport};
+
+/// How long the end of each part is waited for; what does not end by then is dropped.
+const ENDING: Duration = Duration::from_secs(5);
+/// A connection whose peer does not answer a ping for this long is dead, and so are its operations.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// Where a worker listens. Port 0 takes a free one.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    pub control: SocketAddr,
+    pub transfer: SocketAddr,
+    pub admin: SocketAddr,
+    /// Host that others reach this worker by, where it is not the one it listens on.
+    pub advertise: Option<String>,
+}
+
+impl Addresses {
+    /// Free ports of loopback.
+    pub fn loopback() -> Self {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            control: any,
+            transfer: any,
+            admin: any,
+            advertise: None,
+        }
+    }
+}
+
+/// All that a worker starts from.
+#[derive(Debug)]
+pub struct Start {
+    pub config: WorkerConfig,
+    pub addresses: Addresses,
+    pub hash_key: HashKey,
+    /// Time of leases and results.
+    pub clock: Arc<dyn Clock>,
+    /// Shared by workers in one process; without it `Local` is not offered.
+    pub local: Option<LocalTransport>,
+    /// For tests only.
+    pub fault: Option<Fault>,
+    /// For tests only: see `BATON_FAULT_CARD`.
+    pub card_change: Option<String>,
+}
+
+impl Start {
+    pub fn new(config: WorkerConfig, addresses: Addresses, hash_key: HashKey) -> Self {
+        Self {
+            config,
+            addresses,
+            hash_key,
+            clock: Arc::new(MonotonicClock::start()),
+            local: None,
+            fault: None,
+            card_change: None,
+        }
+    }
+}
+
+/// A worker that serves. Dropping it stops its tasks without waiting for them; [`Self::stop`] waits.
+#[derive(Debug)]
+pub struct Running {
+    daemon: Arc<Daemon>,
+    control: SocketAddr,
+    admin: SocketAddr,
+    transfer: Option<String>,
+    tasks: JoinSet<()>,
+    compute: Option<thread::JoinHandle<()>>,
+    drain_timeout: Duration,
+}
+
+/// Starts a worker and returns when it serves.
+///
+/// # Errors
+/// [`StartError`] names what is wrong and what to do; nothing keeps running then.
+pub async fn start(start: Start) -> Result<Running, StartError> {
+    if let Some(missing) = machine::missing_instructions() {
+        return Err(StartError::Processor { missing });
+    }
+    let control = bind("--control", start.addresses.control).await?;
+    let admin_listener = bind("--admin", start.addresses.admin).await?;
+    let control_address = local_address("--control", &control)?;
+    let admin_address = local_address("--admin", &admin_listener)?;
+
+    let config = Arc::new(start.config);
+    let blocking = Arc::clone(&config);
+    let model = on_a_thread(move || engine::load_model(&blocking)).await??;
+    let facts = model.facts().clone();
+    let geometry = crate::kv::Geometry {
+        block_size: config.engine.block_size as usize,
+        bytes_per_token: facts.shape.kv_bytes_per_token(),
+    };
+    let asked = config
+        .engine
+        .max_model_length
+        .map_or(usize::MAX, |length| length as usize);
+    let longest = asked.min(facts.shape.max_context);
+    let blocks = engine::pool_blocks(&config, geometry, longest)?;
+    let mut incarnation = [0; 8];
+    getrandom::fill(&mut incarnation).map_err(|error| StartError::Random(error.to_string()))?;
+    let mut card = card::write(
+        &config,
+        card::Running {
+            incarnation: Incarnation(u64::from_le_bytes(incarnation)),
+            facts: &facts,
+            blocks,
+            max_context: longest.min(blocks.saturating_mul(geometry.block_size)),
+            control_address: advertised(start.addresses.advertise.as_deref(), control_address),
+            transports: Vec::new(),
+            notices: notices(),
+        },
+    );
+    if let Some(change) = &start.card_change {
+        tracing::warn!(
+            change,
+            "BATON_FAULT_CARD is set: the card claims what is not so"
+        );
+        card::alter(&mut card, change)?;
+    }
+    let pool = engine::make_pool(&card, geometry, blocks, start.hash_key, start.clock)?;
+    let (blocking, engine_pool) = (Arc::clone(&config), pool.clone());
+    let engine = on_a_thread(move || engine::make_engine(&blocking, model, engine_pool)).await??;
+
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let offered = Offering {
+        config: &config,
+        listen: start.addresses.transfer,
+        advertise: start.addresses.advertise.as_deref(),
+        local: start.local,
+        fault: start.fault,
+        stop: stop.clone(),
+    };
+    let (transports, offers) = offered.listen(&pool, &card, &mut tasks).await?;
+    card.transports = offers
+        .iter()
+        .map(|offer| TransportOffer {
+            kind: offer.kind.clone(),
+            address: offer.address.clone(),
+        })
+        .collect();
+
+    let board = Arc::clone(engine.board());
+    let metrics = Arc::new(Metrics::new(&config.pool));
+    let changed = Arc::new(Notify::new());
+    let coefficients = watch::Sender::new(engine.coefficients());
+    let settings = &config.engine;
+    let (commands, compute) = compute::spawn(
+        engine,
+        (settings.max_sequences + settings.max_waiting) as usize,
+        Outlets {
+            coefficients: coefficients.clone(),
+            changed: Arc::clone(&changed),
+            metrics: Arc::clone(&metrics),
+        },
+        tokio::runtime::Handle::current(),
+        stop.clone(),
+    )
+    .map_err(|error| StartError::Thread(error.to_string()))?;
+
+    let transfer = offers
+        .iter()
+        .find(|offer| offer.kind == "Tcp")
+        .map(|offer| offer.address.clone());
+    let daemon = Arc::new(Daemon {
+        card_json: card
+            .to_json()
+            .map_err(|error| StartError::Card(error.to_string()))?,
+        artifacts: [&facts.tokenizer, &facts.chat_template]
+            .into_iter()
+            .map(|file| (artifact_digest(file), Bytes::copy_from_slice(file)))
+            .collect(),
+        card,
+        pool,
+        board,
+        commands,
+        transports,
+        offers,
+        operations: Operations::default(),
+        results: Results::default(),
+        peers: Peers::default(),
+        metrics,
+        lease_duration: config.kv_pool.lease_seconds * 1000,
+        draining: watch::Sender::new(false),
+        load: watch::Sender::new(wire::Load::default()),
+        coefficients,
+        changed,
+        tracker: TaskTracker::new(),
+        stop: stop.clone(),
+        started: Instant::now(),
+        local_prefix: local::prefix(),
+    });
+    daemon.load.send_replace(daemon.report());
+    serve(&daemon, control, admin_listener, &mut tasks);
+    tracing::info!(worker = %daemon.card.worker, incarnation = %daemon.card.incarnation, %control_address, blocks, "serving");
+    Ok(Running {
+        daemon,
+        control: control_address,
+        admin: admin_address,
+        transfer,
+        tasks,
+        compute: Some(compute),
+        drain_timeout: Duration::from_secs(config.drain_timeout_seconds),
+    })
+}
+
+fn serve(
+    daemon: &Arc<Daemon>,
+    control: TcpListener,
+    admin_listener: TcpListener,
+    tasks: &mut JoinSet<()>,
+) {
+    let stop = daemon.stop.clone();
+    let service = WorkerServer::new(Service(Arc::clone(daemon)));
+    let incoming = TcpIncoming::from(control).with_nodelay(Some(true));
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+    let guard = stop.clone();
+    tasks.spawn(async move {
+        if let Err(error) = server.await {
+            tracing::error!(%error, "the control service has failed");
+        }
+        guard.cancel();
+    });
+    let router = admin::router(Arc::clone(daemon));
+    tasks.spawn(async move {
+        let served = axum::serve(admin_listener, router)
+            .with_graceful_shutdown(stop.clone().cancelled_owned());
+        if let Err(error) = served.await {
+            tracing::error!(%error, "the admin service has failed");
+        }
+        stop.cancel();
+    });
+    tasks.spawn(report::report(Arc::clone(daemon)));
+    tasks.spawn(report::reap(Arc::clone(daemon)));
+}
+
+impl Running {
+    pub fn card(&self) -> &Card {
+        &self.daemon.card
+    }
+
+    pub fn control_address(&self) -> SocketAddr {
+        self.control
+    }
+
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// Of the `Tcp` transport.
+    pub fn transfer_address(&self) -> Option<&str> {
+        self.transfer.as_deref()
+    }
+
+    /// Its KV, for tests that count blocks.
+    pub fn pool(&self) -> &KvPool {
+        &self.daemon.pool
+    }
+
+    /// Ends when the worker has stopped by itself: its engine or a service has failed.
+    pub async fn failed(&self) {
+        self.daemon.stop.cancelled().await;
+    }
+
+    /// Takes no more operations, and waits until those that run and all leases have ended, at most the configured time. False
+    /// when some have not.
+    pub async fn drain(&self) -> bool {
+        self.daemon.set_draining(true);
+        let mut operations = self.daemon.operations.watch_count();
+        let empty = async {
+            // An error says that the table is gone, and all operations with it.
+            let _ = operations.wait_for(|count| *count == 0).await;
+            while self.daemon.pool.lease_counts().total() > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(self.drain_timeout, empty)
+            .await
+            .is_ok()
+    }
+
+    /// Ends all operations and tasks and waits for them.
+    pub async fn stop(mut self) {
+        self.daemon.set_draining(true);
+        self.daemon.operations.cancel_all();
+        self.daemon.tracker.close();
+        if tokio::time::timeout(ENDING, self.daemon.tracker.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("some operations have not ended in time: they are dropped");
+        }
+        self.daemon.stop.cancel();
+        if let Some(compute) = self.compute.take() {
+            let joined = tokio::task::spawn_blocking(move || compute.join().is_err());
+            match tokio::time::timeout(ENDING, joined).await {
+                Ok(Ok(false)) => {}
+                Ok(_) => tracing::error!("the compute thread has panicked"),
+                Err(_) => {
+                    tracing::warn!("the compute thread is still in a step: it is left behind")
+                }
+            }
+        }
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(ENDING, all).await.is_err() {
+            tracing::warn!("some connections have not ended in time: they are dropped");
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.daemon.stop.cancel();
+    }
+}
+
+struct Offering<'a> {
+    config: &'a WorkerConfig,
+    listen: SocketAddr,
+    advertise: Option<&'a str>,
+    local: Option<LocalTransport>,
+    fault: Option<Fault>,
+    stop: CancellationToken,
+}
+
+impl Offering<'_> {
+    /// Starts every transport of the configuration that there is, in its order.
+    async fn listen(
+        self,
+        pool: &KvPool,
+        card: &Card,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<(Vec<Arc<dyn Transport>>, Vec<Offer>), StartError> {
+        let mut source: Arc<dyn BlockSource> = Arc::new(pool.clone());
+        if let Some(fault) = self.fault {
+            tracing::warn!(
+                ?fault,
+                "BATON_FAULT is set: this worker sends wrong blocks on purpose"
+            );
+            source = Arc::new(FaultySource::new(source, fault));
+        }
+        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
+        let mut offers = Vec::new();
+        for name in &self.config.kv_pool.transports {
+            let (transport, address): (Arc<dyn Transport>, String) = match name {
+                TransportName::Tcp => (Arc::new(TcpTransport::default()), self.listen.to_string()),
+                TransportName::Local => match &self.local {
+                    Some(local) => (Arc::new(local.clone()), local::address(card)),
+                    // Alone in its process there is nobody to read from it.
+                    None => continue,
+                },
+            };
+            let listening = transport
+                .listen(&address, Arc::clone(&source), self.stop.clone())
+                .await
+                .map_err(|source| StartError::Port {
+                    flag: "--transfer",
+                    address: address.clone(),
+                    source,
+                })?;
+            let address = match (name, listening.address.parse()) {
+                (TransportName::Tcp, Ok(bound)) => advertised(self.advertise, bound),
+                _ => listening.address.clone(),
+            };
+            offers.push(Offer {
+                kind: name.word().to_owned(),
+                address,
+            });
+            transports.push(transport);
+            tasks.spawn(listening.run);
+        }
+        if offers.is_empty() {
+            return Err(StartError::NoTransport {
+                worker: self.config.name.clone(),
+            });
+        }
+        Ok((transports, offers))
+    }
+}
+
+fn advertised(host: Option<&str>, bound: SocketAddr) -> String {
+    match host {
+        Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),
+        Some(host) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
+}
+
+fn notices() -> Vec<String> {
+    vec![
+        "Rdma: this build has no RDMA transport".to_owned(),
+        "CudaIpc: this build has no CUDA transport".to_owned(),
+    ]
+}
+
+async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| StartError::Port {
+            flag,
+            address: address.to_string(),
+            source,
+        })
+}
+
+fn local_address(flag: &'static str, listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|source| StartError::Port {
+        flag,
+        address: "its own address".to_owned(),
+        source,
+    })
+}
+
+/// Loading and measuring take seconds: not on a thread that other tasks need.
+async fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StartError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| StartError::Thread(error.to_string()))
+}
