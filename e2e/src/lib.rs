@@ -37,7 +37,7 @@ pub fn scenario(run: impl Future<Output = anyhow::Result<()>>) {
     };
     // Boxed: a scenario's future holds the state of everything it awaits.
     if let Err(error) = runtime.block_on(Box::pin(run)) {
-        panic!("{error:?}");
+        panic!("{error:#}");
     }
 }
 
