@@ -1,11 +1,23 @@
 //! The router: an OpenAI-compatible front, placement of every request, dispatch to workers, and a record of each decision.
 //!
-//! - [`openai`]: OpenAI's HTTP types.
-//! - [`text`]: tokenising, chat templates, text of generated tokens.
+//! In the order in which a request passes them:
+//! - [`front`]: HTTP. [`openai`]: OpenAI's types. [`text`]: tokenising, chat templates, text of generated tokens.
 //! - [`run`]: the seam between the front and dispatch.
-//! - [`policy`]: policies in force.
+//! - [`dispatch`]: places a run, tries plans on workers, decides about failures.
+//! - [`fleet`]: what is known of the workers. [`policy`]: how to place. [`learning`]: what runs teach.
+//! - [`records`]: why each request went where. [`metrics`], [`admin`]: for people and scrapers.
+//! - [`app`]: one process from its flags.
 
+pub mod admin;
+pub mod app;
+pub mod clock;
+pub mod dispatch;
+pub mod fleet;
+pub mod front;
+pub mod learning;
+pub mod metrics;
 pub mod openai;
 pub mod policy;
+pub mod records;
 pub mod run;
 pub mod text;

@@ -1,0 +1,197 @@
+//! The admin port: health and metrics for probes and scrapers; fleet, decisions and policies for people, behind a token where
+//! one is set. Never on the public port.
+//!
+//! - [`token`]: the bearer token.
+
+pub mod token;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use baton_placement::estimate::Path as PlanPath;
+use baton_placement::record::Kind;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::clock::Clock;
+use crate::fleet::{Workers, listing};
+use crate::learning::Learning;
+use crate::metrics::{Metrics, PathLabels, StateLabels};
+use crate::policy::{ListedPolicy, PolicyFile};
+use crate::records::Records;
+use crate::run::Dispatch;
+use token::Token;
+
+/// A run that has just ended may not be recorded yet: its record is waited for.
+const RECORD_WITHIN: Duration = Duration::from_secs(2);
+/// Records of one answer, unless asked otherwise.
+const LAST: usize = 20;
+
+/// What the handlers read.
+#[derive(Debug)]
+pub struct Admin {
+    pub dispatch: Arc<dyn Dispatch>,
+    pub workers: Arc<Workers>,
+    pub policies: Arc<PolicyFile>,
+    pub learning: Arc<Learning>,
+    pub records: Arc<Records>,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+}
+
+/// The admin port's routes.
+pub fn routes(admin: Arc<Admin>, token: Option<Arc<Token>>) -> Router {
+    let guarded = Router::new()
+        .route("/v1/fleet", get(fleet))
+        .route("/v1/decisions", get(decisions))
+        .route("/v1/decisions/{run}", get(decision))
+        .route("/v1/policies", get(policies))
+        .layer(middleware::from_fn_with_state(token, token::require));
+    Router::new()
+        .route("/healthz", get(async || "ok"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .merge(guarded)
+        .fallback(async || {
+            problem(
+                StatusCode::NOT_FOUND,
+                "there is no such endpoint on the admin port",
+            )
+        })
+        .with_state(admin)
+}
+
+/// An error of the admin port, in the form that the public one uses.
+fn problem(status: StatusCode, message: &str) -> Response {
+    let kind = if status.is_server_error() {
+        "server_error"
+    } else {
+        "invalid_request_error"
+    };
+    let body = json!({"error": {"message": message, "type": kind, "param": null, "code": null}});
+    (status, axum::Json(body)).into_response()
+}
+
+async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    match admin.dispatch.ready() {
+        Ok(()) => "ready".into_response(),
+        Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, missing).into_response(),
+    }
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    let metrics = &admin.metrics;
+    let count = i64::try_from(admin.workers.index_blocks()).unwrap_or(i64::MAX);
+    metrics.index_blocks.set(count);
+    let links = admin.learning.link_counts(admin.clock.now());
+    for (state, count) in [
+        ("Closed", links.closed),
+        ("Open", links.open),
+        ("HalfOpen", links.half_open),
+    ] {
+        let labels = StateLabels { state };
+        metrics.links.get_or_create(&labels).set(count.into());
+    }
+    for path in [PlanPath::Local, PlanPath::Remote] {
+        if let Some(share) = admin.learning.coverage(path) {
+            let labels = PathLabels { path: path.word() };
+            metrics.estimate_coverage.get_or_create(&labels).set(share);
+        }
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], metrics.text()).into_response()
+}
+
+async fn fleet(State(admin): State<Arc<Admin>>) -> Response {
+    let in_force = admin.policies.in_force();
+    let view = admin.workers.view();
+    let policies: Vec<_> = in_force
+        .set
+        .policies
+        .iter()
+        .map(|handle| {
+            json!({
+                "name": handle.name,
+                "model": handle.model,
+                "aliases": handle.aliases,
+                "mode": handle.policy.mode.word(),
+                "generation": handle.generation,
+                "digest": handle.digest,
+            })
+        })
+        .collect();
+    axum::Json(json!({
+        "policies": policies,
+        "workers": listing::workers(&admin.workers),
+        "pairs": listing::pairs(&view),
+    }))
+    .into_response()
+}
+
+/// `GET /v1/policies`: what is in force, and why a later file is not.
+#[derive(Debug, Serialize)]
+struct Policies {
+    policies: Vec<ListedPolicy>,
+    refused: Option<String>,
+}
+
+async fn policies(State(admin): State<Arc<Admin>>) -> Response {
+    let in_force = admin.policies.in_force();
+    let policies = in_force
+        .set
+        .policies
+        .iter()
+        .map(|handle| ListedPolicy::from(handle.as_ref()))
+        .collect();
+    axum::Json(Policies {
+        policies,
+        refused: in_force.refused.clone(),
+    })
+    .into_response()
+}
+
+async fn decision(State(admin): State<Arc<Admin>>, Path(run): Path<String>) -> Response {
+    match admin.records.recent.find_within(&run, RECORD_WITHIN).await {
+        Some(record) => json_text(record.to_string()),
+        None => problem(
+            StatusCode::NOT_FOUND,
+            "no record of this run here: it has not ended, was taken by another router, or is older than what is kept in memory (see the record files)",
+        ),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct DecisionQuery {
+    last: Option<usize>,
+    plan: Option<Kind>,
+    reason: Option<String>,
+}
+
+async fn decisions(
+    State(admin): State<Arc<Admin>>,
+    query: Result<Query<DecisionQuery>, axum::extract::rejection::QueryRejection>,
+) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(error) => {
+            let message = format!("{error}: use ?last=N&plan=Local|Remote&reason=WORD");
+            return problem(StatusCode::BAD_REQUEST, &message);
+        }
+    };
+    let found = admin.records.recent.last(
+        query.last.unwrap_or(LAST),
+        query.plan,
+        query.reason.as_deref(),
+    );
+    json_text(format!("[{}]", found.join(",")))
+}
+
+fn json_text(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}

@@ -1,0 +1,231 @@
+//! One router process: everything built from its flags, and ended in order.
+//!
+//! - [`flags`]: the command line.
+
+pub mod flags;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use baton_protocol::hash::HashKey;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::admin::token::Token;
+use crate::admin::{self, Admin};
+use crate::clock::Clock;
+use crate::dispatch::{Dispatcher, Parts};
+use crate::fleet::artifacts::Artifacts;
+use crate::fleet::discovery::{Discovery, WorkersFile};
+use crate::fleet::{Workers, watch as follow};
+use crate::front::{Front, FrontConfig, serve};
+use crate::learning::Learning;
+use crate::metrics::Metrics;
+use crate::policy::PolicyFile;
+use crate::records::Records;
+use flags::Flags;
+
+/// After the front has ended, runs are already cancelled or done: this bounds their last cancellations.
+const LAST_CANCELLATIONS: Duration = Duration::from_secs(3);
+
+/// Wrong input: exit status 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongInput(String);
+
+fn wrong(error: impl std::fmt::Display) -> WrongInput {
+    WrongInput(error.to_string())
+}
+
+/// Runs a router until it is told to end.
+pub async fn run(flags: Flags) -> Result<()> {
+    let clock = Clock::start();
+    let stop = CancellationToken::new();
+    let tasks = TaskTracker::new();
+
+    let key = hash_key(flags.hash_key_file.as_deref())?;
+    let token = flags
+        .admin_token_file
+        .as_deref()
+        .map(Token::read)
+        .transpose()
+        .map_err(wrong)?
+        .map(Arc::new);
+    let (policies, contents) = PolicyFile::open(&flags.policy_file, clock).map_err(wrong)?;
+    let policies = Arc::new(policies);
+    let (workers_file, list) = WorkersFile::open(&flags.workers_file).map_err(wrong)?;
+
+    let metrics = Arc::new(Metrics::new());
+    let learning = Arc::new(Learning::default());
+    let records = Arc::new(Records::start(
+        &flags.state_dir,
+        clock,
+        metrics.clone(),
+        learning.clone(),
+    )?);
+    let artifacts = flags.state_dir.join("artifacts");
+    std::fs::create_dir_all(&artifacts).with_context(|| {
+        format!(
+            "state folder {} cannot be written",
+            flags.state_dir.display()
+        )
+    })?;
+
+    let public = bind(flags.listen, "--listen").await?;
+    let private = bind(flags.admin, "--admin").await?;
+
+    let workers = Arc::new(Workers::new(
+        clock,
+        flags.routers,
+        key,
+        Artifacts::new(artifacts),
+        learning.clone(),
+        metrics.clone(),
+    ));
+    let (lists, listed) = watch::channel(list);
+    tasks.spawn(follow::supervise(workers.clone(), listed, stop.clone()));
+    tasks.spawn(workers_file.run(lists, stop.clone()));
+    tasks.spawn(policies.clone().follow(contents, stop.clone()));
+
+    let dispatcher = Dispatcher::new(Parts {
+        router: flags.router_id.clone(),
+        clock,
+        workers: workers.clone(),
+        policies: policies.clone(),
+        learning: learning.clone(),
+        records: records.clone(),
+        metrics: metrics.clone(),
+        seed: u64::from_le_bytes(random()?),
+    });
+    let config = FrontConfig {
+        drain_timeout: Duration::from_secs(flags.drain_seconds),
+        ..FrontConfig::default()
+    };
+    let front = Front::new(Arc::new(dispatcher.clone()), config.clone(), random()?);
+    let admin = Arc::new(Admin {
+        dispatch: Arc::new(dispatcher.clone()),
+        workers,
+        policies,
+        learning,
+        records: records.clone(),
+        metrics,
+        clock,
+    });
+    info!(
+        listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id, "router started"
+    );
+
+    // Probes and scrapers see the drain: the admin port ends last.
+    let admin_stop = stop.clone();
+    tasks.spawn(async move {
+        let config = FrontConfig {
+            drain_timeout: Duration::from_millis(200),
+            ..FrontConfig::default()
+        };
+        serve::serve(private, admin::routes(admin, token), &config, admin_stop).await;
+    });
+    let draining = CancellationToken::new();
+    let drained = draining.clone();
+    let told = tokio::spawn(async move {
+        let reason = until_told(flags.exit_on_stdin_eof).await;
+        info!(
+            reason,
+            "draining: no new connections, runs under way may end"
+        );
+        drained.cancel();
+    });
+    serve::serve(public, front.routes(), &config, draining).await;
+    told.await.context("waiting for signals failed")?;
+
+    if tokio::time::timeout(LAST_CANCELLATIONS, dispatcher.finished())
+        .await
+        .is_err()
+    {
+        warn!("some runs did not end in time");
+    }
+    stop.cancel();
+    tasks.close();
+    tasks.wait().await;
+    tokio::task::spawn_blocking(move || records.finish())
+        .await
+        .context("the last decision records may not be written")?;
+    info!("router ended");
+    Ok(())
+}
+
+async fn bind(address: std::net::SocketAddr, flag: &str) -> Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} ({flag}): choose a free port"))
+}
+
+fn hash_key(path: Option<&Path>) -> Result<HashKey> {
+    let Some(path) = path else {
+        warn!(
+            "no --hash-key-file: block hashes are keyed by zeros, and whoever can send prompts may craft collisions"
+        );
+        return Ok(HashKey::from_bytes(&[0; 32]));
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        wrong(format!(
+            "hash key file {} is not readable: {error}",
+            path.display()
+        ))
+    })?;
+    HashKey::from_hex(&text)
+        .map_err(|error| wrong(format!("hash key file {}: {error}", path.display())).into())
+}
+
+fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
+    Ok(bytes)
+}
+
+/// Resolves with the reason to end.
+async fn until_told(exit_on_stdin_eof: bool) -> &'static str {
+    let signalled = async {
+        match (
+            signal(SignalKind::terminate()),
+            signal(SignalKind::interrupt()),
+        ) {
+            (Ok(mut terminate), Ok(mut interrupt)) => {
+                tokio::select! {
+                    _ = terminate.recv() => "SIGTERM",
+                    _ = interrupt.recv() => "SIGINT",
+                }
+            }
+            _ => {
+                warn!("signals cannot be received: end this process by SIGKILL");
+                std::future::pending().await
+            }
+        }
+    };
+    let parent_gone = async {
+        if !exit_on_stdin_eof {
+            return std::future::pending().await;
+        }
+        let (sender, ended) = oneshot::channel();
+        // A thread of its own, because a read of standard input cannot be given up: it ends with the process.
+        let reader = std::thread::Builder::new()
+            .name("stdin".to_owned())
+            .spawn(move || {
+                let end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+                let _ = sender.send(end);
+            });
+        if reader.is_err() || ended.await.is_err() {
+            return std::future::pending().await;
+        }
+        "end of standard input"
+    };
+    tokio::select! {
+        reason = signalled => reason,
+        reason = parent_gone => reason,
+    }
+}

@@ -1,0 +1,191 @@
+//! Dispatch: places each run, tries plans for it on workers until one answers, and leaves a record of it.
+//!
+//! Pure: [`progress`] (what is known about a run), [`attempt`] (one plan as a state machine), [`decide`] (what is done about a
+//! failure), [`messages`] (what workers are sent). Around them: `planning` asks placement, `legs` holds the streams, `held` what
+//! has to be given back, `drive` runs it all, `conclude` records the end.
+
+pub mod attempt;
+mod conclude;
+pub mod decide;
+mod drive;
+pub mod failure;
+mod held;
+mod legs;
+pub mod messages;
+mod planning;
+pub mod progress;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use baton_placement::fleet::WorkerState;
+use baton_placement::rng::Rng;
+use baton_protocol::ids::RunId;
+use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Clock;
+use crate::fleet::{View, Workers};
+use crate::learning::Learning;
+use crate::metrics::Metrics;
+use crate::policy::{PolicyFile, PolicyHandle};
+use crate::records::Records;
+use crate::run::{Dispatch, ModelListing, RunHandle, RunRequest, TextArtifacts, channel};
+
+/// What all runs share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) router: String,
+    pub(crate) clock: Clock,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) policies: Arc<PolicyFile>,
+    pub(crate) learning: Arc<Learning>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) rng: Mutex<Rng>,
+    /// Runs under way that are local only for lack of a prefill worker, by policy.
+    pub(crate) without_prefill: Mutex<HashMap<String, u32>>,
+    /// Runs, and cancellations that outlive them.
+    pub(crate) tasks: TaskTracker,
+}
+
+/// The router's implementation of [`Dispatch`].
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    shared: Arc<Shared>,
+}
+
+/// What a dispatcher is built from.
+#[derive(Debug)]
+pub struct Parts {
+    /// Replica id: the first part of each run id, without `-`.
+    pub router: String,
+    pub clock: Clock,
+    pub workers: Arc<Workers>,
+    pub policies: Arc<PolicyFile>,
+    pub learning: Arc<Learning>,
+    pub records: Arc<Records>,
+    pub metrics: Arc<Metrics>,
+    /// Of the chance in placement.
+    pub seed: u64,
+}
+
+impl Dispatcher {
+    pub fn new(parts: Parts) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                router: parts.router,
+                clock: parts.clock,
+                workers: parts.workers,
+                policies: parts.policies,
+                learning: parts.learning,
+                records: parts.records,
+                metrics: parts.metrics,
+                rng: Mutex::new(Rng::new(parts.seed)),
+                without_prefill: Mutex::default(),
+                tasks: TaskTracker::new(),
+            }),
+        }
+    }
+
+    /// Resolves when every run and every cancellation has ended; no run may be started any more.
+    pub async fn finished(&self) {
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
+    /// Workers of the policy's pools, by position in the view.
+    fn members<'a>(
+        view: &'a View,
+        policy: &'a PolicyHandle,
+    ) -> impl Iterator<Item = (usize, &'a crate::fleet::Member)> {
+        view.members.iter().enumerate().filter(move |(_, member)| {
+            let pool = &member.card.pool;
+            policy.policy.decode_pools.contains(pool) || policy.policy.prefill_pools.contains(pool)
+        })
+    }
+}
+
+/// A run id: the replica that took it, then 128 random bits.
+fn run_id(router: &str) -> RunId {
+    let mut bits = [0; 16];
+    // Without the system's randomness nothing here is safe; zeros would still be answered, only not told apart.
+    if let Err(error) = getrandom::fill(&mut bits) {
+        tracing::error!(%error, "no random bits for a run id");
+    }
+    RunId(format!("{router}-{:032x}", u128::from_be_bytes(bits)))
+}
+
+impl Dispatch for Dispatcher {
+    fn policy(&self, model: &str) -> Option<Arc<PolicyHandle>> {
+        self.shared.policies.in_force().set.of_model(model)
+    }
+
+    fn models(&self) -> Vec<ModelListing> {
+        let in_force = self.shared.policies.in_force();
+        let view = self.shared.workers.view();
+        let mut models = Vec::new();
+        for policy in &in_force.set.policies {
+            let max_context = Self::members(&view, policy)
+                .map(|(_, member)| member.card.capacity.max_context)
+                .min();
+            for id in std::iter::once(&policy.model).chain(&policy.aliases) {
+                models.push(ModelListing {
+                    id: id.clone(),
+                    created: i64::try_from(policy.since.0 / 1_000_000).unwrap_or(0),
+                    max_context,
+                });
+            }
+        }
+        models
+    }
+
+    fn artifacts(&self, policy: &PolicyHandle) -> Option<Arc<TextArtifacts>> {
+        let view = self.shared.workers.view();
+        let filter = planning::text_of(&view, policy)?;
+        let artifacts = &self.shared.workers.artifacts;
+        let max_context = Self::members(&view, policy)
+            .map(|(_, member)| member.card.capacity.max_context)
+            .min()?;
+        Some(Arc::new(TextArtifacts {
+            tokenizer: artifacts.get(filter.tokenizer)?,
+            tokenizer_digest: filter.tokenizer.to_owned(),
+            chat_template: artifacts.get(filter.chat_template)?,
+            chat_template_digest: filter.chat_template.to_owned(),
+            max_context,
+        }))
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let in_force = self.shared.policies.in_force();
+        let view = self.shared.workers.view();
+        let mut missing = Vec::new();
+        for policy in &in_force.set.policies {
+            let up = Self::members(&view, policy).any(|(index, member)| {
+                view.fleet.workers.state[index] == WorkerState::Ready
+                    && policy.policy.decode_pools.contains(&member.card.pool)
+            });
+            if !up {
+                missing.push(format!("model {}: no decode worker is up", policy.model));
+            } else if self.artifacts(policy).is_none() {
+                missing.push(format!(
+                    "model {}: its tokenizer is not here yet",
+                    policy.model
+                ));
+            } else {
+                return Ok(());
+            }
+        }
+        Err(missing.join("; "))
+    }
+
+    fn start(&self, request: RunRequest) -> RunHandle {
+        let run = run_id(&self.shared.router);
+        let (sink, handle) = channel(run.clone());
+        let shared = self.shared.clone();
+        self.shared
+            .tasks
+            .spawn(drive::run(shared, request, sink, run));
+        handle
+    }
+}

@@ -1,0 +1,119 @@
+//! Reports of the worker that decodes.
+
+use baton_protocol::failure::FailureClass;
+use baton_protocol::lifecycle::State;
+use baton_protocol::wire::{self, decode_event};
+
+use super::{Attempt, Command, DecodeLeg, PrefillLeg, Task};
+use crate::clock::Moment;
+use crate::dispatch::failure::{Failure, handoff_cause};
+use crate::dispatch::progress::{Party, Progress, StateDetail};
+
+impl Attempt {
+    /// A report on the Decode stream.
+    pub fn on_decode(&mut self, event: decode_event::Event, now: Moment, progress: &mut Progress) {
+        use decode_event::Event;
+        let Some(target) = self.target().cloned() else {
+            return;
+        };
+        if self.ended || self.closing.is_some() {
+            return;
+        }
+        let detail = || StateDetail::of(&target);
+        match event {
+            Event::Refused(refused) => self.fail(Failure::refused(&target.worker, &refused)),
+            Event::Failed(failed) => self.fail(Failure::failed(
+                &target.worker,
+                &failed,
+                FailureClass::DecodeLost,
+            )),
+            Event::Reserved(admission) => self.reserved(&target, admission, now, progress),
+            Event::PrefillStarted(started) => {
+                self.decode = DecodeLeg::Prefilling(now);
+                progress.actual.queue = Some(started.queue_milliseconds);
+                progress.observe(State::PrefillStarted, now, detail());
+            }
+            Event::PrefillCompleted(done) => {
+                self.decode = DecodeLeg::Ready(now);
+                progress.actual.queue = Some(done.queue_milliseconds);
+                progress.actual.prefill = Some(done.compute_milliseconds);
+                progress.found_cached(done.cached_tokens);
+                progress.observe(State::PrefillCompleted, now, detail());
+            }
+            Event::TransferStarted(started) => {
+                progress.actual.transport = Some(started.transport);
+                let generation = Some(started.generation);
+                progress.observe(
+                    State::KvTransferStarted,
+                    now,
+                    detail().generation(generation),
+                );
+            }
+            Event::TransferCompleted(done) => {
+                self.decode = DecodeLeg::Ready(now);
+                let actual = &mut progress.actual;
+                actual.bytes = done.bytes;
+                actual.blocks = done.blocks;
+                actual.transport = Some(done.transport.clone());
+                actual.transfer = Some(done.exposed_milliseconds);
+                actual.transfer_total = Some(done.total_milliseconds);
+                actual.synchronization = Some(done.synchronization_milliseconds);
+                actual.transfer_retries = done.retries;
+                progress.observe(
+                    State::KvTransferCompleted,
+                    now,
+                    detail().generation(self.generation),
+                );
+                self.commands.push_back(Command::Transferred(done));
+            }
+            Event::TransferFailed(failed) => {
+                if let Some(source) = self.source() {
+                    let worker = source.worker.clone();
+                    let cause = handoff_cause(&failed.cause);
+                    self.hand_off_failed(Failure::handoff(&worker, cause, &failed.message));
+                }
+            }
+            Event::DecodeStarted(_) => {
+                self.decode = DecodeLeg::Decoding(now);
+                progress.observe(State::DecodeStarted, now, detail());
+            }
+            Event::Token(token) => {
+                self.decode = DecodeLeg::Decoding(now);
+                self.deliver(token, &target, now, progress);
+            }
+            Event::Finished(finished) => self.finished(finished.reason(), now, progress),
+        }
+    }
+
+    /// The Decode stream is over: broken, or closed by the worker.
+    pub fn on_decode_end(&mut self, reason: &str) {
+        if self.ended || self.closing.is_some() {
+            return;
+        }
+        if let Some(target) = self.target() {
+            let worker = target.worker.clone();
+            self.fail(Failure::lost(&worker, reason, FailureClass::DecodeLost));
+        }
+    }
+
+    fn reserved(
+        &mut self,
+        target: &Party,
+        admission: wire::Admission,
+        now: Moment,
+        progress: &mut Progress,
+    ) {
+        progress.actual.admission = Some(now.milliseconds_since(self.opened));
+        self.decode = DecodeLeg::Reserved(now);
+        self.commands.push_back(Command::Admitted {
+            party: target.clone(),
+            admission,
+        });
+        if matches!(self.task, Task::Split { .. }) && self.prefill == PrefillLeg::Closed {
+            self.prefill = PrefillLeg::Opened(now);
+            self.commands.push_back(Command::OpenPrefill {
+                skip_blocks: admission.cached_tokens / self.block_size,
+            });
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What is done about a failed attempt: the table of `baton_protocol::failure`, bounded by what the run and the policy still allow.
+
+use std::time::Duration;
+
+use baton_placement::policy::Policy;
+use baton_protocol::failure::{Action, FailureClass};
+
+use super::failure::Failure;
+use crate::clock::Moment;
+
+/// Attempts that continue after tokens were sent, or after the decode worker was lost. Two workers lost under one run is an outage
+/// of the fleet and not of a worker.
+const RESUMES: u32 = 2;
+/// First wait of a back-off; doubled each time.
+const BACK_OFF: Duration = Duration::from_millis(25);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(1);
+/// With no worker of the model left, longer than a crashed process needs to come back where one is near.
+const GONE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a run has used up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    pub replans: u32,
+    pub resumes: u32,
+    pub back_offs: u32,
+    /// A local recompute was tried.
+    pub recomputes: u32,
+    /// When the run first found no worker, in its present search.
+    pub searching_since: Option<Moment>,
+}
+
+/// What the policy and the moment allow.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed {
+    pub replans: u32,
+    /// How long a run may look for a worker.
+    pub patience: Duration,
+    /// The run's total deadline.
+    pub deadline: Moment,
+    /// The fallback budget of the worker that would recompute has room.
+    pub budget: bool,
+    /// The hand-off failed with the decode stream still open.
+    pub can_recompute_in_place: bool,
+    /// Some worker of the model is up.
+    pub any_worker: bool,
+}
+
+impl Allowed {
+    pub fn under(policy: &Policy, deadline: Moment) -> Self {
+        Self {
+            replans: policy.fallback.replans,
+            patience: Duration::try_from_secs_f64(policy.timeouts.reserve_seconds)
+                .unwrap_or(GONE_PATIENCE),
+            deadline,
+            budget: false,
+            can_recompute_in_place: false,
+            any_worker: true,
+        }
+    }
+}
+
+/// The next step of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Place again without the workers that failed.
+    Replan,
+    /// Compute on the worker that decodes, over the open stream.
+    RecomputeInPlace,
+    /// Place again, on one worker, under the fallback budget.
+    RecomputeElsewhere,
+    /// Wait, then place again.
+    BackOff(Duration),
+    /// Tell the client.
+    GiveUp,
+}
+
+/// Total over the failure classes.
+pub fn decide(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment) -> Next {
+    if now >= allowed.deadline {
+        return Next::GiveUp;
+    }
+    match failure.class.action() {
+        Action::BackOff => back_off(failure, spent, allowed, now),
+        Action::Replan => replan_or_recompute(spent, allowed),
+        Action::RecomputeLocally => {
+            if allowed.can_recompute_in_place && allowed.budget && spent.recomputes == 0 {
+                spent.recomputes += 1;
+                Next::RecomputeInPlace
+            } else {
+                replan(spent, allowed)
+            }
+        }
+        Action::Resume => {
+            if spent.resumes < RESUMES {
+                spent.resumes += 1;
+                Next::Replan
+            } else {
+                Next::GiveUp
+            }
+        }
+        Action::CancelEverywhere | Action::Refuse | Action::FailRun => Next::GiveUp,
+    }
+}
+
+fn replan(spent: &mut Spent, allowed: Allowed) -> Next {
+    if spent.replans < allowed.replans {
+        spent.replans += 1;
+        Next::Replan
+    } else {
+        Next::GiveUp
+    }
+}
+
+fn replan_or_recompute(spent: &mut Spent, allowed: Allowed) -> Next {
+    match replan(spent, allowed) {
+        Next::GiveUp if allowed.budget && spent.recomputes == 0 => {
+            spent.recomputes += 1;
+            Next::RecomputeElsewhere
+        }
+        next => next,
+    }
+}
+
+fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment) -> Next {
+    let since = *spent.searching_since.get_or_insert(now);
+    let patience = if allowed.any_worker {
+        allowed.patience
+    } else {
+        allowed.patience.min(GONE_PATIENCE)
+    };
+    let doubled = BACK_OFF.saturating_mul(1 << spent.back_offs.min(8));
+    let wait = failure
+        .retry_after
+        .unwrap_or(doubled)
+        .clamp(BACK_OFF, LONGEST_BACK_OFF);
+    let until = now.plus(wait);
+    if until >= since.plus(patience) || until >= allowed.deadline {
+        return Next::GiveUp;
+    }
+    spent.back_offs += 1;
+    Next::BackOff(wait)
+}
+
+/// Whole seconds that a client is told to wait, for the classes that are answered with 503.
+pub fn retry_after_seconds(failure: &Failure, policy: &Policy) -> Option<u64> {
+    let worth_a_retry = failure.class.status() == 503;
+    worth_a_retry.then(|| {
+        let said = failure.retry_after.map_or(0, |wait| wait.as_secs() + 1);
+        said.max(u64::from(policy.admission.retry_after_seconds.max(1)))
+    })
+}
+
+/// The machine-readable code of a failure, as the client sees it.
+pub fn code(class: FailureClass) -> &'static str {
+    match class {
+        FailureClass::NoWorker => "no_worker",
+        FailureClass::PrefillLost => "prefill_lost",
+        FailureClass::HandoffFailed => "handoff_failed",
+        FailureClass::DecodeLost => "decode_lost",
+        FailureClass::ClientGone => "client_gone",
+        FailureClass::Incompatible => "incompatible_workers",
+        FailureClass::BadRequest => "bad_request",
+        FailureClass::DeadlineExceeded => "deadline_exceeded",
+        FailureClass::Bug => "internal_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed() -> Allowed {
+        Allowed {
+            replans: 1,
+            patience: Duration::from_secs(30),
+            deadline: Moment(600_000_000),
+            budget: true,
+            can_recompute_in_place: true,
+            any_worker: true,
+        }
+    }
+
+    fn failure(class: FailureClass) -> Failure {
+        Failure::new(class, "")
+    }
+
+    /// Decides until the run gives up.
+    fn course(class: FailureClass, allowed: Allowed) -> Vec<Next> {
+        let mut spent = Spent::default();
+        let mut steps = Vec::new();
+        loop {
+            let next = decide(&failure(class), &mut spent, allowed, Moment(0));
+            steps.push(next);
+            if next == Next::GiveUp {
+                return steps;
+            }
+            assert!(steps.len() < 10, "a run never tries for ever");
+        }
+    }
+
+    #[test]
+    fn a_lost_prefill_is_replanned_once_and_then_computed_locally_under_the_budget() {
+        assert_eq!(
+            course(FailureClass::PrefillLost, allowed()),
+            [Next::Replan, Next::RecomputeElsewhere, Next::GiveUp]
+        );
+        let poor = Allowed {
+            budget: false,
+            ..allowed()
+        };
+        assert_eq!(
+            course(FailureClass::PrefillLost, poor),
+            [Next::Replan, Next::GiveUp]
+        );
+    }
+
+    #[test]
+    fn a_failed_hand_off_is_recomputed_in_place_only_under_the_budget() {
+        assert_eq!(
+            course(FailureClass::HandoffFailed, allowed()),
+            [Next::RecomputeInPlace, Next::Replan, Next::GiveUp]
+        );
+        let poor = Allowed {
+            budget: false,
+            ..allowed()
+        };
+        assert_eq!(
+            course(FailureClass::HandoffFailed, poor),
+            [Next::Replan, Next::GiveUp]
+        );
+    }
+
+    #[test]
+    fn a_lost_decode_worker_is_survived_a_bounded_number_of_times() {
+        assert_eq!(
+            course(FailureClass::DecodeLost, allowed()),
+            [Next::Replan, Next::Replan, Next::GiveUp]
+        );
+    }
+
+    #[test]
+    fn what_the_client_or_a_bug_did_is_not_retried() {
+        for class in [
+            FailureClass::BadRequest,
+            FailureClass::Incompatible,
+            FailureClass::Bug,
+            FailureClass::ClientGone,
+            FailureClass::DeadlineExceeded,
+        ] {
+            assert_eq!(course(class, allowed()), [Next::GiveUp], "{class}");
+        }
+    }
+
+    #[test]
+    fn looking_for_a_worker_ends_within_the_patience() {
+        for (any_worker, patience) in [(true, 30), (false, 5)] {
+            let allowed = Allowed {
+                any_worker,
+                ..allowed()
+            };
+            let (mut spent, mut now) = (Spent::default(), Moment(1_000));
+            let mut tries = 0;
+            while let Next::BackOff(wait) =
+                decide(&failure(FailureClass::NoWorker), &mut spent, allowed, now)
+            {
+                now = now.plus(wait);
+                tries += 1;
+            }
+            assert!(now.0 < patience * 1_000_000, "{now:?}");
+            assert!(tries > 5);
+        }
+    }
+
+    #[test]
+    fn after_the_deadline_nothing_is_tried() {
+        let late = Allowed {
+            deadline: Moment(5),
+            ..allowed()
+        };
+        let mut spent = Spent::default();
+        assert_eq!(
+            decide(
+                &failure(FailureClass::DecodeLost),
+                &mut spent,
+                late,
+                Moment(5)
+            ),
+            Next::GiveUp
+        );
+    }
+}

@@ -1,0 +1,356 @@
+//! Driving a run: place, try a plan, decide about its failure, until the client has its answer or is told why not.
+//!
+//! `prepare` turns a placement into what an attempt needs; `perform` moves messages between the attempt and its workers.
+
+mod perform;
+mod prepare;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_placement::place::Outcome;
+use baton_protocol::failure::FailureClass;
+use baton_protocol::ids::{RunId, WorkerId};
+use baton_protocol::wire;
+use tokio::time::{Instant, sleep_until};
+use tracing::{Instrument, debug, info, info_span, warn};
+
+use super::Shared;
+use super::decide::{Allowed, Next, Spent, code, decide, retry_after_seconds};
+use super::failure::Failure;
+use super::held::Held;
+use super::planning::{Circumstances, Placed, is_final, no_plan, place_run, workers_up};
+use super::progress::{Fallback, Progress};
+use crate::clock::Moment;
+use crate::metrics::{CauseLabels, ModelLabels};
+use crate::run::{RunEvent, RunFailure, RunRequest, RunSink, Usage};
+use prepare::Prepared;
+
+/// Between two looks at a fleet that has no prefill worker for a run that may wait for one.
+const WAIT_FOR_PREFILL: Duration = Duration::from_millis(20);
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub(super) enum Ending {
+    Finished(wire::FinishReason),
+    /// The front found a stop string after so many tokens.
+    Stopped(u32),
+    ClientGone,
+    Failed(Failure),
+}
+
+/// How an attempt ended.
+enum AttemptEnding {
+    /// With the run.
+    Run(Ending),
+    Failed(Failure),
+    /// A hand-off failed and is not recomputed in place; this was decided instead.
+    Decided(Failure, Next),
+}
+
+/// Why there is no plan to try now.
+enum NoPlan {
+    /// Look again at once: another run took what was chosen.
+    Again,
+    /// The policy lets the run wait for a prefill worker.
+    Wait,
+    /// Another moment may help.
+    Search(Failure),
+    /// Nothing will.
+    Final(Failure),
+}
+
+/// One run.
+pub(super) struct Drive {
+    pub(super) shared: Arc<Shared>,
+    pub(super) request: RunRequest,
+    pub(super) run: RunId,
+    pub(super) progress: Progress,
+    /// The first decision that chose a plan; until then the last that chose none.
+    pub(super) placed: Option<Placed>,
+    sink: RunSink,
+    told: bool,
+    spent: Spent,
+    excluded: Vec<WorkerId>,
+    /// From now on only plans on one worker.
+    whole: bool,
+    /// The next attempt is a fallback: it has to fit the budget of its worker.
+    recompute: bool,
+    deadline: Moment,
+    /// Cause of the remote attempt that failed last.
+    left_remote: Option<&'static str>,
+    searching_since: Moment,
+}
+
+/// Runs a request to its end. Owned by the dispatcher's task tracker.
+pub(super) async fn run(shared: Arc<Shared>, request: RunRequest, sink: RunSink, run: RunId) {
+    let span = info_span!("accept", %run, request_id = request.request_id);
+    let labels = ModelLabels {
+        model: request.policy.model.clone(),
+    };
+    let metrics = shared.metrics.clone();
+    metrics.inflight.get_or_create(&labels).inc();
+    Box::pin(Drive::new(shared, request, sink, run).until_end())
+        .instrument(span)
+        .await;
+    metrics.inflight.get_or_create(&labels).dec();
+}
+
+impl Drive {
+    fn new(shared: Arc<Shared>, request: RunRequest, sink: RunSink, run: RunId) -> Self {
+        let now = shared.clock.now();
+        let policy = &request.policy.policy;
+        shared.learning.run_began(policy, now);
+        let accepted = shared.clock.at(request.received);
+        let total = Duration::try_from_secs_f64(policy.timeouts.total_seconds)
+            .unwrap_or(Duration::from_secs(3_600));
+        let prompt_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
+        Self {
+            progress: Progress::new(prompt_tokens, accepted),
+            shared,
+            request,
+            run,
+            placed: None,
+            sink,
+            told: false,
+            spent: Spent::default(),
+            excluded: Vec::new(),
+            whole: false,
+            recompute: false,
+            deadline: accepted.plus(total),
+            left_remote: None,
+            searching_since: now,
+        }
+    }
+
+    async fn until_end(mut self) {
+        let ending = self.try_plans().await;
+        self.tell(&ending).await;
+        self.conclude(&ending);
+    }
+
+    async fn try_plans(&mut self) -> Ending {
+        loop {
+            if self.sink.client_gone.is_cancelled() {
+                return Ending::ClientGone;
+            }
+            if self.progress.sent_tokens() > 0 && self.remaining_tokens() == 0 {
+                // The worker was lost between its last token and the word that it was the last.
+                return Ending::Finished(wire::FinishReason::Length);
+            }
+            let (failure, next) = match self.place() {
+                Ok(prepared) => {
+                    let ending = self.perform(prepared).await;
+                    self.searching_since = self.shared.clock.now();
+                    match ending {
+                        AttemptEnding::Run(ending) => return ending,
+                        AttemptEnding::Failed(failure) => {
+                            let next = self.decide(&failure);
+                            (failure, next)
+                        }
+                        AttemptEnding::Decided(failure, next) => (failure, next),
+                    }
+                }
+                Err(NoPlan::Again) => {
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Err(NoPlan::Wait) => match self.wait(WAIT_FOR_PREFILL).await {
+                    Some(ending) => return ending,
+                    None => continue,
+                },
+                Err(NoPlan::Final(failure)) => return Ending::Failed(failure),
+                Err(NoPlan::Search(failure)) => {
+                    let next = self.decide(&failure);
+                    (failure, next)
+                }
+            };
+            if let Some(ending) = self.follow(failure, next).await {
+                return ending;
+            }
+        }
+    }
+
+    /// Does what was decided about a failure. `None`: place again.
+    async fn follow(&mut self, failure: Failure, next: Next) -> Option<Ending> {
+        let attempt = self.progress.attempt();
+        info!(attempt, class = %failure.class, cause = failure.cause, ?next, "{}", failure.message);
+        match next {
+            Next::Replan => self.excluded.extend(failure.worker),
+            Next::RecomputeElsewhere => {
+                self.excluded.extend(failure.worker);
+                self.whole = true;
+                self.recompute = true;
+            }
+            Next::BackOff(wait) => {
+                if let Some(ending) = self.wait(wait).await {
+                    return Some(ending);
+                }
+                // Whoever failed may be back.
+                self.excluded.clear();
+            }
+            Next::RecomputeInPlace | Next::GiveUp => return Some(Ending::Failed(failure)),
+        }
+        None
+    }
+
+    /// Asks placement and prepares what it chose.
+    fn place(&mut self) -> Result<Prepared, NoPlan> {
+        let circumstances = Circumstances {
+            sent: self.progress.sent(),
+            excluded: &self.excluded,
+            whole: self.whole,
+            searching_since: self.searching_since,
+        };
+        let placed = place_run(&self.shared, &self.request, circumstances);
+        let decision = &placed.decision;
+        debug!(reason = ?decision.reason, "{}", decision.explanation);
+        let result = match decision.outcome {
+            Outcome::Run(plan) => self.prepare(plan, &placed),
+            Outcome::Wait { .. } => Err(NoPlan::Wait),
+            Outcome::Reject {
+                retry_after_seconds,
+            } => {
+                let failure = no_plan(&placed, &self.request.policy, retry_after_seconds);
+                Err(if is_final(decision.reason) {
+                    NoPlan::Final(failure)
+                } else {
+                    NoPlan::Search(failure)
+                })
+            }
+        };
+        let chosen = |placed: &Placed| placed.decision.chosen.is_some();
+        if !self.placed.as_ref().is_some_and(chosen) && !matches!(result, Err(NoPlan::Again)) {
+            self.placed = Some(placed);
+        }
+        result
+    }
+
+    fn remaining_tokens(&self) -> u32 {
+        let asked = self.request.stopping.max_tokens;
+        asked.saturating_sub(self.progress.sent_tokens())
+    }
+
+    /// What is done about a failed attempt, or about finding no plan.
+    fn decide(&mut self, failure: &Failure) -> Next {
+        let view = self.shared.workers.view();
+        let handle = &self.request.policy;
+        let allowed = Allowed {
+            any_worker: workers_up(&view, handle).0 > 0,
+            // Asked for when the worker is chosen.
+            budget: true,
+            ..Allowed::under(&handle.policy, self.deadline)
+        };
+        let now = self.shared.clock.now();
+        decide(failure, &mut self.spent, allowed, now)
+    }
+
+    /// What is done about a failed hand-off, while the Decode stream to `worker` may still be open. Asks that worker's budget.
+    fn decide_handoff(
+        &mut self,
+        failure: &Failure,
+        worker: &WorkerId,
+        open: bool,
+        held: &mut Held,
+    ) -> Next {
+        let now = self.shared.clock.now();
+        let policy = self.request.policy.policy.clone();
+        let granted = open
+            && match self.shared.learning.recompute(worker, &policy, now) {
+                Ok(()) => true,
+                Err(refusal) => {
+                    warn!(%worker, "no local recompute: {refusal}");
+                    false
+                }
+            };
+        let allowed = Allowed {
+            can_recompute_in_place: open,
+            budget: granted,
+            ..Allowed::under(&policy, self.deadline)
+        };
+        let next = decide(failure, &mut self.spent, allowed, now);
+        if granted && next == Next::RecomputeInPlace {
+            held.recomputes(worker.clone());
+        } else if granted {
+            self.shared.learning.recompute_ended(worker, &policy);
+        }
+        next
+    }
+
+    /// The run has left its remote plan.
+    fn fell_back(&mut self, cause: &str, now: Moment) {
+        let cause = cause.to_owned();
+        let labels = CauseLabels {
+            cause: cause.clone(),
+        };
+        self.shared.metrics.fallbacks.get_or_create(&labels).inc();
+        self.progress
+            .fallback
+            .get_or_insert(Fallback { cause, at: now });
+    }
+
+    /// Waits, unless the run ends meanwhile.
+    async fn wait(&mut self, wait: Duration) -> Option<Ending> {
+        let until = self.shared.clock.now().plus(wait).min(self.deadline);
+        tokio::select! {
+            () = self.sink.client_gone.cancelled() => return Some(Ending::ClientGone),
+            () = sleep_until(self.instant(until)) => {}
+        }
+        (self.shared.clock.now() >= self.deadline).then(|| Ending::Failed(overdue()))
+    }
+
+    fn instant(&self, moment: Moment) -> Instant {
+        Instant::from_std(self.shared.clock.instant(moment))
+    }
+
+    /// Hands an event to the client. False: it is gone.
+    async fn deliver(&mut self, event: RunEvent) -> bool {
+        let deadline = self.instant(self.deadline);
+        tokio::select! {
+            sent = self.sink.events.send(event) => sent.is_ok(),
+            () = self.sink.client_gone.cancelled() => false,
+            // A client that reads nothing until the run's deadline is as good as gone.
+            () = sleep_until(deadline) => false,
+        }
+    }
+
+    /// Tells the client the end, once.
+    async fn tell(&mut self, ending: &Ending) {
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let finished = |drive: &Self, reason| RunEvent::Finished {
+            reason,
+            usage: Usage {
+                prompt_tokens: drive.progress.prompt_tokens(),
+                cached_tokens: drive.progress.cached_tokens(),
+                output_tokens: drive.progress.sent_tokens(),
+            },
+        };
+        let event = match ending {
+            Ending::Finished(reason) => finished(self, *reason),
+            Ending::Stopped(_) => finished(self, wire::FinishReason::Stop),
+            Ending::Failed(failure) => RunEvent::Failed(self.run_failure(failure)),
+            Ending::ClientGone => return,
+        };
+        self.deliver(event).await;
+    }
+
+    fn run_failure(&self, failure: &Failure) -> RunFailure {
+        RunFailure {
+            class: failure.class,
+            status: failure.class.status(),
+            message: failure.message.clone(),
+            param: None,
+            code: code(failure.class),
+            retry_after_seconds: retry_after_seconds(failure, &self.request.policy.policy),
+        }
+    }
+}
+
+fn overdue() -> Failure {
+    Failure::new(
+        FailureClass::DeadlineExceeded,
+        "the run's total deadline has passed (timeouts.totalSeconds)",
+    )
+}

@@ -1,0 +1,279 @@
+//! One attempt: messages between its state machine and its workers, under deadlines, until it ends.
+
+use std::time::Duration;
+
+use baton_protocol::failure::HandoffFailure;
+use baton_protocol::wire::{self, worker_client::WorkerClient};
+use futures::future::join_all;
+use tokio::time::sleep_until;
+use tonic::transport::Channel;
+use tracing::{debug, info};
+
+use super::prepare::{Clients, Prepared};
+use super::{AttemptEnding, Drive, Ending, overdue};
+use crate::dispatch::attempt::{Attempt, Command, End, Task};
+use crate::dispatch::decide::Next;
+use crate::dispatch::failure::Failure;
+use crate::dispatch::held::Held;
+use crate::dispatch::legs::{DecodeLeg, PrefillLeg, cancel, next_decode, next_prefill};
+use crate::learning::{LinkUse, Moved};
+use crate::metrics::TransferLabels;
+use crate::run::RunEvent;
+
+/// How long the next attempt waits for the cancellation of the last one: many round trips of a live worker.
+const CANCELLED_WITHIN: Duration = Duration::from_millis(250);
+
+/// An attempt under way.
+struct Performance {
+    attempt: Attempt,
+    held: Held,
+    clients: Clients,
+    link: Option<(LinkUse, String)>,
+    decode: Option<DecodeLeg>,
+    prefill: Option<PrefillLeg>,
+    opened_prefill: bool,
+}
+
+impl Drive {
+    pub(super) async fn perform(&mut self, prepared: Prepared) -> AttemptEnding {
+        let (attempt, held, clients, link) = self.begin(prepared);
+        let decode = clients.open_decode(self, attempt.task());
+        let mut performance = Performance {
+            attempt,
+            held,
+            clients,
+            link,
+            decode,
+            prefill: None,
+            opened_prefill: false,
+        };
+        let ending = self.until_attempt_ends(&mut performance).await;
+        let remote = !matches!(performance.attempt.task(), Task::Whole { .. });
+        if let (true, AttemptEnding::Failed(failure) | AttemptEnding::Decided(failure, _)) =
+            (remote, &ending)
+        {
+            self.left_remote = Some(failure.cause);
+        }
+        self.clean_up(performance, &ending).await;
+        ending
+    }
+
+    async fn until_attempt_ends(&mut self, performance: &mut Performance) -> AttemptEnding {
+        let mut stop_open = true;
+        loop {
+            while let Some(command) = performance.attempt.next_command() {
+                if let Some(ending) = self.execute(command, performance).await {
+                    return ending;
+                }
+            }
+            let until = performance.attempt.deadline();
+            let until = until.map_or(self.deadline, |until| until.min(self.deadline));
+            let until = self.instant(until);
+            let Performance {
+                attempt,
+                decode,
+                prefill,
+                ..
+            } = performance;
+            tokio::select! {
+                biased;
+                () = self.sink.client_gone.cancelled(), if !self.told => {
+                    return AttemptEnding::Run(Ending::ClientGone);
+                }
+                stopped = &mut self.sink.stop, if !self.told && stop_open => match stopped {
+                    Ok(counted) => return AttemptEnding::Run(Ending::Stopped(counted)),
+                    // The handle is being dropped: the client is gone.
+                    Err(_) => stop_open = false,
+                },
+                event = next_prefill(prefill) => {
+                    let now = self.shared.clock.now();
+                    match event {
+                        Ok(event) => attempt.on_prefill(event, now, &mut self.progress),
+                        Err(end) => attempt.on_prefill_end(&end, now, &mut self.progress),
+                    }
+                }
+                event = next_decode(decode) => {
+                    let now = self.shared.clock.now();
+                    match event {
+                        Ok(event) => attempt.on_decode(event, now, &mut self.progress),
+                        Err(end) => attempt.on_decode_end(&end),
+                    }
+                }
+                () = sleep_until(until) => {
+                    let now = self.shared.clock.now();
+                    if now >= self.deadline {
+                        return AttemptEnding::Failed(overdue());
+                    }
+                    attempt.on_timer(now, &mut self.progress);
+                }
+            }
+        }
+    }
+
+    /// Does what the attempt asks for; says how it ended, if it did.
+    async fn execute(
+        &mut self,
+        command: Command,
+        performance: &mut Performance,
+    ) -> Option<AttemptEnding> {
+        match command {
+            Command::OpenPrefill { skip_blocks } => {
+                performance.opened_prefill = true;
+                let task = performance.attempt.task();
+                performance.prefill = performance.clients.open_prefill(self, task, skip_blocks);
+            }
+            Command::DropPrefill => {
+                performance.prefill = None;
+                if let Some(client) = performance.clients.prefill.clone() {
+                    self.shared.tasks.spawn(cancel(client, self.run.clone()));
+                }
+            }
+            Command::ToDecode(message) => {
+                if let Some(leg) = &performance.decode
+                    && !leg.send(message)
+                {
+                    debug!("the Decode stream takes nothing any more");
+                }
+            }
+            Command::Deliver(token) => {
+                let event = RunEvent::Token {
+                    id: token.id,
+                    logprobs: token.logprobs,
+                };
+                if !self.deliver(event).await {
+                    return Some(AttemptEnding::Run(Ending::ClientGone));
+                }
+            }
+            Command::Answered(reason) => self.tell(&Ending::Finished(reason)).await,
+            Command::Admitted { party, admission } => {
+                performance
+                    .held
+                    .admitted(&party.worker, admission.load_sequence);
+            }
+            Command::Transferred(done) => self.transferred(&done, performance),
+            Command::HandoffFailed(failure) => return self.handoff_failed(failure, performance),
+            Command::End(End::Finished(reason)) => {
+                return Some(AttemptEnding::Run(Ending::Finished(reason)));
+            }
+            Command::End(End::Failed(failure)) => return Some(AttemptEnding::Failed(failure)),
+        }
+        None
+    }
+
+    fn transferred(&self, done: &wire::TransferCompleted, performance: &mut Performance) {
+        performance.held.moved();
+        let Some((link, level)) = &performance.link else {
+            return;
+        };
+        let moved = Moved {
+            bytes: done.bytes,
+            blocks: done.blocks,
+            last_blocks: performance.attempt.last_blocks(),
+            exposed_milliseconds: done.exposed_milliseconds,
+            synchronization_milliseconds: done.synchronization_milliseconds,
+        };
+        // The worker may have taken another transport than the plan was costed with.
+        let used = LinkUse {
+            transport: done.transport.clone(),
+            ..link.clone()
+        };
+        let now = self.shared.clock.now();
+        let policy = &self.request.policy.policy;
+        self.shared.learning.moved(&used, moved, policy, now);
+        self.shared.workers.learnt_more();
+        let labels = TransferLabels {
+            transport: done.transport.clone(),
+            level: level.clone(),
+        };
+        let metrics = &self.shared.metrics;
+        metrics
+            .transfer_bytes
+            .get_or_create(&labels)
+            .inc_by(done.bytes);
+        metrics
+            .transfer_duration
+            .get_or_create(&labels)
+            .observe(done.total_milliseconds / 1_000.0);
+    }
+
+    fn handoff_failed(
+        &mut self,
+        failure: Failure,
+        performance: &mut Performance,
+    ) -> Option<AttemptEnding> {
+        performance.held.moved();
+        let now = self.shared.clock.now();
+        if let (Some((link, _)), true) = (&performance.link, speaks_against_link(&failure)) {
+            let policy = &self.request.policy.policy;
+            self.shared.learning.transfer_failed(link, policy, now);
+            self.shared.workers.learnt_more();
+        }
+        let worker = match performance.attempt.task() {
+            Task::Split { decode, .. } => decode.worker.clone(),
+            Task::Whole { .. } | Task::SingleToken { .. } => {
+                return Some(AttemptEnding::Failed(failure));
+            }
+        };
+        let open = performance.decode.is_some();
+        match self.decide_handoff(&failure, &worker, open, &mut performance.held) {
+            Next::RecomputeInPlace => {
+                info!(cause = failure.cause, %worker, "{}; it is recomputed there", failure.message);
+                self.fell_back(failure.cause, now);
+                performance.attempt.recompute(now, &mut self.progress);
+                None
+            }
+            next => Some(AttemptEnding::Decided(failure, next)),
+        }
+    }
+
+    /// Ends what the workers still do for the attempt.
+    async fn clean_up(&self, performance: Performance, ending: &AttemptEnding) {
+        let Performance {
+            attempt,
+            held,
+            clients,
+            decode,
+            prefill,
+            opened_prefill,
+            ..
+        } = performance;
+        // Dropping a stream ends its operation; the cancellation also ends leases, and reaches a worker behind a lost stream.
+        drop((decode, prefill, held));
+        let finished = matches!(ending, AttemptEnding::Run(Ending::Finished(_)));
+        let single = matches!(attempt.task(), Task::SingleToken { .. });
+        if finished && !single {
+            return;
+        }
+        let touched: Vec<WorkerClient<Channel>> = clients
+            .decode
+            .into_iter()
+            .chain(clients.prefill.filter(|_| opened_prefill))
+            .collect();
+        let cancels = touched
+            .into_iter()
+            .map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
+        let cancels = join_all(cancels.collect::<Vec<_>>());
+        let again = !matches!(ending, AttemptEnding::Run(_));
+        // A late cancellation must not hit the next attempt, and a dead worker must not hold it up.
+        if again
+            && tokio::time::timeout(CANCELLED_WITHIN, cancels)
+                .await
+                .is_err()
+        {
+            debug!("a cancellation is not answered yet");
+        }
+    }
+}
+
+/// Failures that say something about the way, not about what was to be read.
+fn speaks_against_link(failure: &Failure) -> bool {
+    [
+        HandoffFailure::ChecksumMismatch,
+        HandoffFailure::Partial,
+        HandoffFailure::Timeout,
+        HandoffFailure::SourceLost,
+        HandoffFailure::ProtocolError,
+    ]
+    .iter()
+    .any(|cause| cause.word() == failure.cause)
+}

@@ -1,0 +1,123 @@
+//! The streams of an attempt, and the calls that end what a worker still does for a run.
+
+use std::time::Duration;
+
+use baton_protocol::ids::RunId;
+use baton_protocol::wire::{self, worker_client::WorkerClient};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tracing::debug;
+
+/// Start, descriptor, first token, recompute: nothing else is ever sent on a Decode stream.
+const DECODE_MESSAGES: usize = 4;
+/// A worker that does not answer a cancellation is dead, or will see that its streams are gone.
+const CANCEL_WITHIN: Duration = Duration::from_secs(2);
+
+/// The Decode stream. Dropping it cancels the operation.
+pub(super) struct DecodeLeg {
+    to: mpsc::Sender<wire::DecodeRequest>,
+    events: BoxStream<'static, Result<wire::DecodeEvent, tonic::Status>>,
+}
+
+impl DecodeLeg {
+    /// Opens it; the opening is part of the stream, so that deadlines cover it.
+    pub(super) fn open(mut client: WorkerClient<Channel>, start: wire::DecodeRequest) -> Self {
+        let (to, from) = mpsc::channel(DECODE_MESSAGES);
+        let requests = stream::once(async { start }).chain(ReceiverStream::new(from));
+        let events = stream::once(async move {
+            client
+                .decode(requests)
+                .await
+                .map(tonic::Response::into_inner)
+        })
+        .try_flatten()
+        .boxed();
+        Self { to, events }
+    }
+
+    /// False: the stream is gone, and its end is about to be seen.
+    pub(super) fn send(&self, message: wire::decode_request::Message) -> bool {
+        let message = wire::DecodeRequest {
+            message: Some(message),
+        };
+        self.to.try_send(message).is_ok()
+    }
+}
+
+/// The Prefill stream. Dropping it leaves the lease to its reader.
+pub(super) struct PrefillLeg {
+    events: BoxStream<'static, Result<wire::PrefillEvent, tonic::Status>>,
+}
+
+impl PrefillLeg {
+    pub(super) fn open(mut client: WorkerClient<Channel>, request: wire::PrefillRequest) -> Self {
+        let events = stream::once(async move {
+            client
+                .prefill(request)
+                .await
+                .map(tonic::Response::into_inner)
+        })
+        .try_flatten()
+        .boxed();
+        Self { events }
+    }
+}
+
+/// The next report of a leg: an event, or why there is none any more. Never resolves for a leg that is not open.
+pub(super) async fn next_decode(
+    leg: &mut Option<DecodeLeg>,
+) -> Result<wire::decode_event::Event, String> {
+    loop {
+        let Some(open) = leg else {
+            return std::future::pending().await;
+        };
+        match open.events.next().await {
+            Some(Ok(wire::DecodeEvent { event: Some(event) })) => return Ok(event),
+            // An event of a later version.
+            Some(Ok(wire::DecodeEvent { event: None })) => {}
+            ended => {
+                *leg = None;
+                return Err(end_text(ended.and_then(Result::err)));
+            }
+        }
+    }
+}
+
+pub(super) async fn next_prefill(
+    leg: &mut Option<PrefillLeg>,
+) -> Result<wire::prefill_event::Event, String> {
+    loop {
+        let Some(open) = leg else {
+            return std::future::pending().await;
+        };
+        match open.events.next().await {
+            Some(Ok(wire::PrefillEvent { event: Some(event) })) => return Ok(event),
+            Some(Ok(wire::PrefillEvent { event: None })) => {}
+            ended => {
+                *leg = None;
+                return Err(end_text(ended.and_then(Result::err)));
+            }
+        }
+    }
+}
+
+fn end_text(status: Option<tonic::Status>) -> String {
+    status.map_or_else(
+        || "it closed the stream".to_owned(),
+        |status| format!("{}: {}", status.code(), status.message()),
+    )
+}
+
+/// Ends everything that a worker does for a run, and its leases. Idempotent.
+pub(super) async fn cancel(mut client: WorkerClient<Channel>, run: RunId) {
+    let request = wire::CancelRequest {
+        run: run.to_string(),
+    };
+    match tokio::time::timeout(CANCEL_WITHIN, client.cancel(request)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(status)) => debug!(%run, %status, "cancel was not taken"),
+        Err(_) => debug!(%run, "cancel was not answered"),
+    }
+}

@@ -1,0 +1,180 @@
+//! Asking placement where a run goes, with what is known now.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_placement::fleet::WorkerState;
+use baton_placement::place::{Decision, Reason, Request, place};
+use baton_placement::policy::{Mode, Overrides, Policy};
+use baton_placement::rng::Rng;
+use baton_protocol::failure::FailureClass;
+use baton_protocol::ids::WorkerId;
+use tracing::info_span;
+
+use super::failure::Failure;
+use super::{Dispatcher, Shared};
+use crate::clock::Moment;
+use crate::fleet::View;
+use crate::policy::PolicyHandle;
+use crate::run::RunRequest;
+
+/// A decision with the picture that it was made on.
+#[derive(Clone, Debug)]
+pub(super) struct Placed {
+    pub(super) decision: Decision,
+    pub(super) view: Arc<View>,
+    /// Hash of the prompt's first full block, hex; empty where there is none.
+    pub(super) fingerprint: String,
+}
+
+/// What a run knows that its request does not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Circumstances<'a> {
+    pub(super) sent: &'a [u32],
+    pub(super) excluded: &'a [WorkerId],
+    /// Only plans on one worker count.
+    pub(super) whole: bool,
+    /// Since when it looks for a worker.
+    pub(super) searching_since: Moment,
+}
+
+/// Places a run.
+pub(super) fn place_run(
+    shared: &Shared,
+    request: &RunRequest,
+    circumstances: Circumstances<'_>,
+) -> Placed {
+    let _span = info_span!("place").entered();
+    let began = std::time::Instant::now();
+    let handle = &request.policy;
+    let view = shared.workers.view();
+    let sent = u32::try_from(circumstances.sent.len()).unwrap_or(u32::MAX);
+    let tokens: Cow<'_, [u32]> = if circumstances.sent.is_empty() {
+        Cow::Borrowed(&request.tokens)
+    } else {
+        Cow::Owned([request.tokens.as_slice(), circumstances.sent].concat())
+    };
+    let (hits, first) = shared.workers.hits(&view, &tokens, &request.cache_salt);
+    let mut exclude = circumstances.excluded.to_vec();
+    exclude.extend(other_text(&view, handle));
+    let now = shared.clock.now();
+    let placing = Request {
+        tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        max_output_tokens: request.stopping.max_tokens.saturating_sub(sent).max(1),
+        expected_output_tokens: shared.learning.expected_output(&handle.policy),
+        hits,
+        adapter: None,
+        mode: request.mode.and_then(|mode| Mode::from_header(mode.word())),
+        exclude,
+        local_without_prefill: shared
+            .without_prefill
+            .lock()
+            .get(&handle.name)
+            .copied()
+            .unwrap_or(0),
+        waited_milliseconds: now.milliseconds_since(circumstances.searching_since),
+    };
+    let mut rng = Rng::new(shared.rng.lock().next_u64());
+    let whole = circumstances.whole || !request.splittable;
+    let policy: Cow<'_, Policy> = if whole {
+        Cow::Owned(Policy {
+            mode: Mode::Aggregated,
+            overrides: Overrides::Ignored,
+            ..handle.policy.as_ref().clone()
+        })
+    } else {
+        Cow::Borrowed(handle.policy.as_ref())
+    };
+    let decision = place(&view.fleet, &placing, &policy, now.milliseconds(), &mut rng);
+    shared
+        .metrics
+        .decision_duration
+        .observe(began.elapsed().as_secs_f64());
+    Placed {
+        decision,
+        view,
+        fingerprint: first.map(|hash| hash.to_string()).unwrap_or_default(),
+    }
+}
+
+/// What a run that got no plan fails with.
+pub(super) fn no_plan(placed: &Placed, handle: &PolicyHandle, retry_after_seconds: u32) -> Failure {
+    let (up, known) = workers_up(&placed.view, handle);
+    let message = if up == 0 {
+        match known {
+            0 => format!("no worker of model {} has registered", handle.model),
+            known => format!("all {known} workers of model {} are gone", handle.model),
+        }
+    } else {
+        placed.decision.explanation.clone()
+    };
+    let class = match placed.decision.reason {
+        // Larger than the KV of any worker: no other moment makes it smaller.
+        Reason::KvCapacity => FailureClass::BadRequest,
+        _ => FailureClass::NoWorker,
+    };
+    let mut failure = Failure::new(class, message);
+    failure.retry_after = Some(std::time::Duration::from_secs(retry_after_seconds.into()));
+    failure
+}
+
+/// The policy refuses for good what another moment would not change.
+pub(super) fn is_final(reason: Reason) -> bool {
+    matches!(reason, Reason::NoPrefillWorker | Reason::NoPrefillBudget)
+}
+
+/// Workers of the policy's pools that are up, and that are known.
+pub(super) fn workers_up(view: &View, handle: &PolicyHandle) -> (usize, usize) {
+    let states = &view.fleet.workers.state;
+    let mut counts = (0, 0);
+    for (index, _) in Dispatcher::members(view, handle) {
+        counts.1 += 1;
+        if states
+            .get(index)
+            .is_some_and(|state| *state != WorkerState::Lost)
+        {
+            counts.0 += 1;
+        }
+    }
+    counts
+}
+
+/// Digests of what turns text into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TextOf<'a> {
+    pub(super) tokenizer: &'a str,
+    pub(super) chat_template: &'a str,
+}
+
+impl<'a> TextOf<'a> {
+    fn of(member: &'a crate::fleet::Member) -> Option<Self> {
+        let filter = &member.card.route_filter;
+        Some(Self {
+            tokenizer: filter.tokenizer.known()?,
+            chat_template: filter.chat_template.known()?,
+        })
+    }
+}
+
+/// The tokenizer and template of a policy's model: during a rollout, those of most of its workers.
+pub(super) fn text_of<'a>(view: &'a View, handle: &'a PolicyHandle) -> Option<TextOf<'a>> {
+    let mut counts: BTreeMap<TextOf<'_>, usize> = BTreeMap::new();
+    for (_, member) in Dispatcher::members(view, handle) {
+        if let Some(text) = TextOf::of(member) {
+            *counts.entry(text).or_default() += 1;
+        }
+    }
+    counts
+        .into_iter()
+        .max_by_key(|(_, count)| *count)
+        .map(|(text, _)| text)
+}
+
+/// Workers to which the tokens of this prompt would mean another text.
+fn other_text<'a>(view: &'a View, handle: &'a PolicyHandle) -> impl Iterator<Item = WorkerId> {
+    let text = text_of(view, handle);
+    Dispatcher::members(view, handle)
+        .filter(move |(_, member)| TextOf::of(member) != text)
+        .map(|(_, member)| member.id.clone())
+}

@@ -1,0 +1,310 @@
+//! What is known about a run: its legal history, the tokens that the client has, and what each phase took.
+//!
+//! Pure. Everything that records, metrics and log lines say about a run is read from here, so they cannot disagree.
+
+use baton_protocol::ids::{Incarnation, OperationId, WorkerId};
+use baton_protocol::lifecycle::{Event, IllegalEvent, Lifecycle, Plan, State};
+use baton_protocol::wire;
+
+use crate::clock::Moment;
+
+/// A worker in one role of one attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    pub worker: WorkerId,
+    pub incarnation: Incarnation,
+    /// Name of its nearest topology domain; empty where none is known.
+    pub domain: String,
+    pub operation: OperationId,
+}
+
+/// What is kept with each state of the history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateDetail {
+    pub operation: Option<OperationId>,
+    pub worker: Option<WorkerId>,
+    pub incarnation: Option<Incarnation>,
+    pub generation: Option<u64>,
+    pub domain: Option<String>,
+    /// Concluded by the router, not reported by a worker.
+    pub inferred: bool,
+}
+
+impl StateDetail {
+    pub fn of(party: &Party) -> Self {
+        Self {
+            operation: Some(party.operation.clone()),
+            worker: Some(party.worker.clone()),
+            incarnation: Some(party.incarnation),
+            generation: None,
+            domain: (!party.domain.is_empty()).then(|| party.domain.clone()),
+            inferred: false,
+        }
+    }
+
+    #[must_use]
+    pub fn generation(mut self, generation: Option<u64>) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    #[must_use]
+    pub fn inferred(mut self) -> Self {
+        self.inferred = true;
+        self
+    }
+}
+
+/// What could be observed of the attempt that answered, in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Actual {
+    pub queue: Option<f64>,
+    pub prefill: Option<f64>,
+    /// The part of the transfer that did not hide behind prefill.
+    pub transfer: Option<f64>,
+    pub synchronization: Option<f64>,
+    /// From dispatch to the reservation on the worker that decodes.
+    pub admission: Option<f64>,
+    /// Claim to last verified block, hidden part included.
+    pub transfer_total: Option<f64>,
+    pub transfer_retries: u32,
+    pub bytes: u64,
+    pub blocks: u32,
+    pub transport: Option<String>,
+}
+
+/// Why and when a run left its remote plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    pub cause: String,
+    pub at: Moment,
+}
+
+/// A token whose position is not the next one. It is never sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the worker sent the token of position {found}, but position {expected} is next: a token is never repeated, taken back or left out"
+)]
+pub struct MisplacedToken {
+    pub expected: u32,
+    pub found: u32,
+}
+
+/// The state of one run.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    lifecycle: Lifecycle<StateDetail>,
+    illegal: Vec<IllegalEvent>,
+    accepted: Moment,
+    prompt_tokens: u32,
+    sent: Vec<u32>,
+    first_token: Option<Moment>,
+    last_token: Option<Moment>,
+    cached_tokens: Option<u32>,
+    pub actual: Actual,
+    pub fallback: Option<Fallback>,
+}
+
+impl Progress {
+    pub fn new(prompt_tokens: u32, accepted: Moment) -> Self {
+        let mut progress = Self {
+            lifecycle: Lifecycle::new(),
+            illegal: Vec::new(),
+            accepted,
+            prompt_tokens,
+            sent: Vec::new(),
+            first_token: None,
+            last_token: None,
+            cached_tokens: None,
+            actual: Actual::default(),
+            fallback: None,
+        };
+        progress.observe(State::Accepted, accepted, StateDetail::default());
+        progress
+    }
+
+    /// Begins an attempt; what the one before has measured is forgotten.
+    pub fn begin(&mut self, plan: Plan, now: Moment, detail: StateDetail) -> u32 {
+        self.actual = Actual::default();
+        match self.lifecycle.begin_attempt(plan, now.0, detail) {
+            Ok(attempt) => attempt,
+            Err(illegal) => {
+                self.illegal.push(illegal);
+                self.lifecycle.attempt()
+            }
+        }
+    }
+
+    /// Takes a report about the attempt under way. An illegal one is counted and changes nothing.
+    pub fn observe(&mut self, state: State, now: Moment, detail: StateDetail) {
+        let event = Event {
+            state,
+            attempt: self.lifecycle.attempt(),
+            at: now.0,
+            detail,
+        };
+        if let Err(illegal) = self.lifecycle.observe(event) {
+            self.illegal.push(illegal);
+        }
+    }
+
+    pub fn has(&self, state: State) -> bool {
+        self.lifecycle.has(state)
+    }
+
+    pub fn attempt(&self) -> u32 {
+        self.lifecycle.attempt()
+    }
+
+    pub fn history(&self) -> &[Event<StateDetail>] {
+        self.lifecycle.history()
+    }
+
+    /// Reports that could never become legal, and those that still waited for something at the end.
+    pub fn illegal(&self) -> &[IllegalEvent] {
+        &self.illegal
+    }
+
+    pub fn unresolved(&self) -> usize {
+        self.lifecycle.deferred()
+    }
+
+    /// Checks that a token is the next one, and keeps it as sent.
+    pub fn take_token(
+        &mut self,
+        token: &wire::Token,
+        party: &Party,
+        now: Moment,
+    ) -> Result<(), MisplacedToken> {
+        let expected = self.prompt_tokens + self.sent_tokens();
+        if token.position != expected {
+            return Err(MisplacedToken {
+                expected,
+                found: token.position,
+            });
+        }
+        self.sent.push(token.id);
+        self.last_token = Some(now);
+        if self.first_token.is_none() {
+            self.first_token = Some(now);
+            self.observe(State::Streaming, now, StateDetail::of(party));
+        }
+        Ok(())
+    }
+
+    pub fn accepted(&self) -> Moment {
+        self.accepted
+    }
+
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Generated tokens that the client has, oldest first.
+    pub fn sent(&self) -> &[u32] {
+        &self.sent
+    }
+
+    pub fn sent_tokens(&self) -> u32 {
+        u32::try_from(self.sent.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Prompt tokens that the first attempt found in a cache.
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached_tokens.unwrap_or(0).min(self.prompt_tokens)
+    }
+
+    /// Keeps the first report only: later attempts find what earlier ones left behind.
+    pub fn found_cached(&mut self, tokens: u32) {
+        self.cached_tokens.get_or_insert(tokens);
+    }
+
+    /// Milliseconds from acceptance to the first token.
+    pub fn ttft_milliseconds(&self) -> Option<f64> {
+        self.first_token
+            .map(|first| first.milliseconds_since(self.accepted))
+    }
+
+    /// Mean milliseconds between tokens, from the second on.
+    pub fn tpot_milliseconds(&self) -> Option<f64> {
+        let (first, last) = (self.first_token?, self.last_token?);
+        let gaps = self.sent.len().checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some(last.milliseconds_since(first) / gaps as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn party() -> Party {
+        Party {
+            worker: "d".into(),
+            incarnation: Incarnation(1),
+            domain: "host".into(),
+            operation: "r/1/decode".to_owned().into(),
+        }
+    }
+
+    fn token(id: u32, position: u32) -> wire::Token {
+        wire::Token {
+            id,
+            position,
+            logprobs: None,
+        }
+    }
+
+    #[test]
+    fn a_token_is_sent_once_and_in_order() {
+        let mut progress = Progress::new(10, Moment(0));
+        progress.begin(Plan::Local, Moment(1), StateDetail::default());
+        assert!(
+            progress
+                .take_token(&token(7, 10), &party(), Moment(2_000))
+                .is_ok()
+        );
+        for found in [9, 10, 12] {
+            let error = progress
+                .take_token(&token(8, found), &party(), Moment(3_000))
+                .unwrap_err();
+            assert_eq!((error.expected, error.found), (11, found));
+        }
+        assert_eq!(progress.sent(), [7]);
+        assert!(
+            progress
+                .take_token(&token(8, 11), &party(), Moment(5_000))
+                .is_ok()
+        );
+        assert_eq!(progress.ttft_milliseconds(), Some(2.0));
+        assert_eq!(progress.tpot_milliseconds(), Some(3.0));
+    }
+
+    #[test]
+    fn positions_go_on_over_attempts() {
+        let mut progress = Progress::new(4, Moment(0));
+        progress.begin(Plan::Local, Moment(1), StateDetail::default());
+        progress
+            .take_token(&token(1, 4), &party(), Moment(2))
+            .unwrap();
+        progress.begin(Plan::Local, Moment(3), StateDetail::default());
+        assert!(
+            progress
+                .take_token(&token(1, 4), &party(), Moment(4))
+                .is_err()
+        );
+        progress
+            .take_token(&token(2, 5), &party(), Moment(4))
+            .unwrap();
+        assert_eq!(progress.sent(), [1, 2]);
+    }
+
+    #[test]
+    fn an_illegal_report_is_counted_and_changes_nothing() {
+        let mut progress = Progress::new(4, Moment(0));
+        progress.begin(Plan::Local, Moment(1), StateDetail::default());
+        let before = progress.history().len();
+        progress.observe(State::KvPublished, Moment(2), StateDetail::default());
+        assert_eq!(progress.illegal().len(), 1);
+        assert_eq!(progress.history().len(), before);
+    }
+}

@@ -1,0 +1,457 @@
+//! The fleet as this router sees it: one task per worker follows its Watch stream; placement reads an immutable view.
+//!
+//! - [`discovery`]: which workers there are.
+//! - [`watch`]: one worker's stream, followed for ever. [`state`]: what is known from it (pure).
+//! - [`own`]: this router's dispatches that no report counts yet (pure).
+//! - [`pairs`]: whose KV means the same on whom (pure). [`snapshot`]: all of it as placement reads it (pure).
+//! - [`artifacts`]: tokenizers and chat templates by digest.
+//! - [`listing`]: `GET /v1/fleet`.
+
+pub mod artifacts;
+pub mod discovery;
+pub mod listing;
+pub mod own;
+pub mod pairs;
+#[cfg(test)]
+pub(crate) mod samples;
+pub mod snapshot;
+pub mod state;
+pub mod watch;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_placement::coefficients::CoefficientSet;
+use baton_placement::fleet::{BreakerState, Fleet, OwnDispatches};
+use baton_placement::index::{ExactIndex, PrefixHits, PrefixIndex};
+use baton_protocol::card::Card;
+use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};
+use baton_protocol::ids::{Incarnation, WorkerId};
+use baton_protocol::wire::{self, worker_client::WorkerClient};
+use parking_lot::{Mutex, RwLock};
+use tonic::transport::Channel;
+
+use crate::clock::{Clock, Moment};
+use crate::learning::{Learning, link_prior, worker_prior};
+use crate::metrics::Metrics;
+use artifacts::Artifacts;
+use own::{OwnLedger, Ticket};
+use pairs::Pairs;
+use snapshot::{DomainPath, Parts, Promise};
+use state::{Change, Tracked, WatchError};
+
+/// A new coefficient set at most so often: each one that a decision used is a file.
+const NEW_COEFFICIENTS_EVERY: Duration = Duration::from_secs(1);
+/// With a breaker that is not closed, the view is made anew so often: an open link becomes half-open by time alone.
+const BREAKER_LOOK: Duration = Duration::from_millis(250);
+
+/// A worker of a view.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub id: WorkerId,
+    pub card: Arc<Card>,
+    pub client: WorkerClient<Channel>,
+    /// What pairing reads of its card, as a key.
+    pub class: String,
+    pub path: DomainPath,
+}
+
+impl Member {
+    /// Name of its nearest known domain.
+    pub fn domain(&self) -> String {
+        self.path
+            .iter()
+            .flatten()
+            .next()
+            .cloned()
+            .unwrap_or_default()
+    }
+}
+
+/// An immutable picture: what placement reads, and how to reach whom it names.
+#[derive(Debug)]
+pub struct View {
+    pub fleet: Arc<Fleet>,
+    /// By the position that placement names.
+    pub members: Vec<Member>,
+    pub pairs: Arc<Pairs>,
+    expires: Option<Moment>,
+}
+
+/// A promise of bytes on a link, to be given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PromiseTicket(u64);
+
+#[derive(Debug)]
+struct Inner {
+    tracked: BTreeMap<WorkerId, Tracked>,
+    clients: HashMap<WorkerId, WorkerClient<Channel>>,
+    free_slots: Vec<u32>,
+    next_slot: u32,
+    version: u64,
+    own: OwnLedger,
+    promises: HashMap<PromiseTicket, Promise>,
+    next_promise: u64,
+    pairs: Arc<Pairs>,
+    coefficients: Arc<CoefficientSet>,
+    digest: String,
+    coefficients_made: Moment,
+}
+
+/// Shared by the Watch tasks, which write, and dispatch, which reads.
+#[derive(Debug)]
+pub struct Workers {
+    pub clock: Clock,
+    routers: u32,
+    key: HashKey,
+    inner: Mutex<Inner>,
+    index: RwLock<ExactIndex>,
+    view: ArcSwap<View>,
+    stale: AtomicBool,
+    pub artifacts: Artifacts,
+    learning: Arc<Learning>,
+    metrics: Arc<Metrics>,
+}
+
+impl Workers {
+    pub fn new(
+        clock: Clock,
+        routers: u32,
+        key: HashKey,
+        artifacts: Artifacts,
+        learning: Arc<Learning>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let coefficients = Arc::new(CoefficientSet::default());
+        let inner = Inner {
+            tracked: BTreeMap::new(),
+            clients: HashMap::new(),
+            free_slots: Vec::new(),
+            next_slot: 0,
+            version: 0,
+            own: OwnLedger::default(),
+            promises: HashMap::new(),
+            next_promise: 0,
+            pairs: Arc::default(),
+            digest: coefficients.digest(),
+            coefficients,
+            coefficients_made: Moment::default(),
+        };
+        let view = View {
+            fleet: Arc::new(empty_fleet(&inner)),
+            members: Vec::new(),
+            pairs: inner.pairs.clone(),
+            expires: None,
+        };
+        Self {
+            clock,
+            routers,
+            key,
+            inner: Mutex::new(inner),
+            index: RwLock::default(),
+            view: ArcSwap::from_pointee(view),
+            stale: AtomicBool::new(false),
+            artifacts,
+            learning,
+            metrics,
+        }
+    }
+
+    /// The picture of now: made anew if something has changed since the last one.
+    pub fn view(&self) -> Arc<View> {
+        let now = self.clock.now();
+        let current = self.view.load();
+        let expired = current.expires.is_some_and(|expires| now >= expires);
+        if !self.stale.swap(false, Ordering::AcqRel) && !expired {
+            return current.clone();
+        }
+        let view = Arc::new(self.make_view(now));
+        self.view.store(view.clone());
+        view
+    }
+
+    /// What each worker holds of a prompt, and the hash of its first block.
+    pub fn hits(
+        &self,
+        view: &View,
+        tokens: &[u32],
+        cache_salt: &str,
+    ) -> (PrefixHits, Option<BlockHash>) {
+        let mut kinds: Vec<(&str, u32)> = Vec::new();
+        for member in &view.members {
+            let kind = (
+                member.card.kv_identity.as_str(),
+                member.card.capacity.block_size,
+            );
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        let mut hits = PrefixHits::default();
+        let mut first = None;
+        for (identity, block_size) in kinds {
+            let chain = BlockHasher::new(&self.key, identity, cache_salt)
+                .chain(tokens, block_size as usize);
+            first = first.or(chain.first().copied());
+            hits.merge(&self.index.read().matches(&chain));
+        }
+        (hits, first)
+    }
+
+    /// A worker was found: it is known from now on, without a card yet.
+    pub(crate) fn add(&self, id: &WorkerId, client: WorkerClient<Channel>) {
+        let mut inner = self.inner.lock();
+        let slot = inner.free_slots.pop().unwrap_or_else(|| {
+            let slot = inner.next_slot;
+            inner.next_slot += 1;
+            slot
+        });
+        inner
+            .tracked
+            .insert(id.clone(), Tracked::new(id.clone(), slot));
+        inner.clients.insert(id.clone(), client);
+        self.stale.store(true, Ordering::Release);
+    }
+
+    /// A worker is no longer listed.
+    pub(crate) fn remove(&self, id: &WorkerId) {
+        let mut inner = self.inner.lock();
+        inner.clients.remove(id);
+        if let Some(tracked) = inner.tracked.remove(id) {
+            self.index.write().remove_worker(tracked.slot);
+            inner.free_slots.push(tracked.slot);
+        }
+        inner.judge_pairs();
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn connected(&self, id: &WorkerId) {
+        let now = self.clock.now();
+        if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
+            tracked.connected(now);
+        }
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn disconnected(&self, id: &WorkerId) {
+        if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
+            tracked.disconnected();
+        }
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn resume(&self, id: &WorkerId) -> Option<state::Resume> {
+        self.inner.lock().tracked.get(id)?.resume()
+    }
+
+    /// Takes one event of a worker's stream.
+    pub(crate) fn apply(
+        &self,
+        id: &WorkerId,
+        event: wire::WatchEvent,
+    ) -> Result<Change, WatchError> {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let Some(tracked) = inner.tracked.get_mut(id) else {
+            return Ok(Change::Nothing);
+        };
+        let incarnation = Incarnation(event.incarnation);
+        let result = tracked.apply(event, &mut *self.index.write(), now);
+        match &result {
+            Ok(Change::Load { load_sequence }) => {
+                inner.own.reported(id, incarnation, *load_sequence);
+            }
+            Ok(Change::Card(_)) => inner.judge_pairs(),
+            Err(WatchError::Gap { .. }) => {
+                self.metrics.index_gaps.inc();
+            }
+            _ => {}
+        }
+        self.stale.store(true, Ordering::Release);
+        result
+    }
+
+    /// Adds a dispatch to the estimate of its worker.
+    pub fn dispatched(
+        &self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        dispatch: OwnDispatches,
+    ) -> Ticket {
+        let ticket = self
+            .inner
+            .lock()
+            .own
+            .dispatch(worker, incarnation, dispatch);
+        self.stale.store(true, Ordering::Release);
+        ticket
+    }
+
+    /// The worker counts the dispatch from this load report on.
+    pub fn admitted(&self, ticket: Ticket, worker: &WorkerId, load_sequence: u64) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        inner.own.admitted(ticket, load_sequence);
+        // The report may have come before the admission.
+        if let Some(tracked) = inner.tracked.get(worker)
+            && let (Some(card), Some(load)) = (&tracked.card, &tracked.load)
+        {
+            inner
+                .own
+                .reported(worker, card.incarnation, load.load_sequence);
+        }
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub fn ended(&self, ticket: Ticket) {
+        self.inner.lock().own.ended(ticket);
+        self.stale.store(true, Ordering::Release);
+    }
+
+    /// Bytes that a run will move.
+    pub fn promise(&self, promise: Promise) -> PromiseTicket {
+        let mut inner = self.inner.lock();
+        let ticket = PromiseTicket(inner.next_promise);
+        inner.next_promise += 1;
+        inner.promises.insert(ticket, promise);
+        self.stale.store(true, Ordering::Release);
+        ticket
+    }
+
+    pub fn moved(&self, ticket: PromiseTicket) {
+        self.inner.lock().promises.remove(&ticket);
+        self.stale.store(true, Ordering::Release);
+    }
+
+    /// What was learnt elsewhere has changed: breakers, link fits.
+    pub fn learnt_more(&self) {
+        self.stale.store(true, Ordering::Release);
+    }
+
+    /// Runs `read` on what is known of each worker.
+    pub fn with_tracked<T>(&self, read: impl FnOnce(&BTreeMap<WorkerId, Tracked>) -> T) -> T {
+        read(&self.inner.lock().tracked)
+    }
+
+    pub fn index_blocks(&self) -> usize {
+        self.index.read().blocks()
+    }
+
+    fn make_view(&self, now: Moment) -> View {
+        let learnt = self.learning.learnt(now);
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        inner.version += 1;
+        let known: Vec<(&Tracked, &Arc<Card>)> = inner
+            .tracked
+            .values()
+            .filter_map(|tracked| Some((tracked, tracked.card.as_ref()?)))
+            .collect();
+        let cards: Vec<(&Tracked, &Card)> = known
+            .iter()
+            .map(|(tracked, card)| (*tracked, card.as_ref()))
+            .collect();
+        let levels = snapshot::levels(cards.iter().map(|(_, card)| *card));
+        let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
+        if set_is_due(&set, &inner.coefficients, inner.coefficients_made, now) {
+            inner.digest = set.digest();
+            inner.coefficients = Arc::new(set);
+            inner.coefficients_made = now;
+        }
+        let workers: Vec<(&Tracked, &Card, OwnDispatches)> = cards
+            .iter()
+            .map(|(tracked, card)| (*tracked, *card, inner.own.sum(&tracked.id)))
+            .collect();
+        let promises: Vec<Promise> = inner.promises.values().cloned().collect();
+        let parts = Parts {
+            version: inner.version,
+            routers: self.routers,
+            levels: &levels,
+            workers: &workers,
+            pairs: &inner.pairs,
+            coefficients: &inner.coefficients,
+            digest: &inner.digest,
+            learnt: &learnt,
+            promises: &promises,
+        };
+        let fleet = snapshot::build(&parts, now).unwrap_or_else(|error| {
+            // Cannot happen: every class and link named is in the set. An empty fleet refuses, it never misleads.
+            tracing::error!(%error, "the fleet snapshot does not hold together");
+            empty_fleet(inner)
+        });
+        let members = fleet
+            .workers
+            .id
+            .iter()
+            .filter_map(|id| {
+                let card = inner.tracked.get(id)?.card.clone()?;
+                Some(Member {
+                    id: id.clone(),
+                    client: inner.clients.get(id)?.clone(),
+                    class: pairs::compatibility_key(&card),
+                    path: snapshot::path(&card, &levels),
+                    card,
+                })
+            })
+            .collect();
+        let silent = inner.tracked.values().filter_map(Tracked::silent_at);
+        let breaker = learnt
+            .links
+            .iter()
+            .any(|link| link.breaker != BreakerState::Closed)
+            .then(|| now.plus(BREAKER_LOOK));
+        View {
+            fleet: Arc::new(fleet),
+            members,
+            pairs: inner.pairs.clone(),
+            expires: silent.filter(|at| *at > now).chain(breaker).min(),
+        }
+    }
+}
+
+impl Inner {
+    fn judge_pairs(&mut self) {
+        let cards: Vec<Arc<Card>> = self
+            .tracked
+            .values()
+            .filter_map(|tracked| tracked.card.clone())
+            .collect();
+        self.pairs = Arc::new(Pairs::of(&cards));
+    }
+}
+
+/// A set that names other workers or links is due at once, one with other numbers after a while.
+fn set_is_due(new: &CoefficientSet, old: &CoefficientSet, made: Moment, now: Moment) -> bool {
+    let same_names = new.workers.len() == old.workers.len()
+        && new.links.len() == old.links.len()
+        && new
+            .workers
+            .iter()
+            .zip(&old.workers)
+            .all(|(new, old)| new.name == old.name)
+        && new
+            .links
+            .iter()
+            .zip(&old.links)
+            .all(|(new, old)| new.name == old.name);
+    !same_names || (now >= made.plus(NEW_COEFFICIENTS_EVERY) && new != old)
+}
+
+fn empty_fleet(inner: &Inner) -> Fleet {
+    let parts = Parts {
+        version: inner.version,
+        routers: 1,
+        levels: &[],
+        workers: &[],
+        pairs: &Pairs::default(),
+        coefficients: &inner.coefficients,
+        digest: &inner.digest,
+        learnt: &snapshot::Learnt::default(),
+        promises: &[],
+    };
+    snapshot::build(&parts, Moment::default()).unwrap_or_else(|_| unreachable!("nothing is named"))
+}

@@ -1,0 +1,147 @@
+//! Dead reckoning: what this router sent to workers and no load report counts yet.
+//!
+//! An admission says from which load report on it is counted. Until a report with that sequence has come, the router adds the
+//! dispatch to its own estimate of the worker.
+
+use std::collections::HashMap;
+
+use baton_placement::fleet::OwnDispatches;
+use baton_protocol::ids::{Incarnation, WorkerId};
+
+/// One dispatch that may still have to be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u64);
+
+#[derive(Clone, Debug)]
+struct Entry {
+    worker: WorkerId,
+    incarnation: Incarnation,
+    dispatch: OwnDispatches,
+    /// Load report from which on the worker counts it; unknown until it is admitted.
+    counted_from: Option<u64>,
+}
+
+/// Dispatches under way. Bounded by the requests in flight, two workers each.
+#[derive(Clone, Debug, Default)]
+pub struct OwnLedger {
+    next: u64,
+    entries: HashMap<Ticket, Entry>,
+}
+
+impl OwnLedger {
+    pub fn dispatch(
+        &mut self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        dispatch: OwnDispatches,
+    ) -> Ticket {
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        let entry = Entry {
+            worker: worker.clone(),
+            incarnation,
+            dispatch,
+            counted_from: None,
+        };
+        self.entries.insert(ticket, entry);
+        ticket
+    }
+
+    /// The worker counts it from this report on.
+    pub fn admitted(&mut self, ticket: Ticket, load_sequence: u64) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.counted_from = Some(load_sequence);
+        }
+    }
+
+    /// Over, whether it was counted or not.
+    pub fn ended(&mut self, ticket: Ticket) {
+        self.entries.remove(&ticket);
+    }
+
+    /// A report came: what it counts is dropped, and so is what was sent to an earlier incarnation.
+    pub fn reported(&mut self, worker: &WorkerId, incarnation: Incarnation, load_sequence: u64) {
+        self.entries.retain(|_, entry| {
+            entry.worker != *worker
+                || (entry.incarnation == incarnation
+                    && entry
+                        .counted_from
+                        .is_none_or(|counted| counted > load_sequence))
+        });
+    }
+
+    /// What is to be added to the worker's last report.
+    pub fn sum(&self, worker: &WorkerId) -> OwnDispatches {
+        let mut sum = OwnDispatches::default();
+        for entry in self
+            .entries
+            .values()
+            .filter(|entry| entry.worker == *worker)
+        {
+            sum.queued_tokens += entry.dispatch.queued_tokens;
+            sum.queued_sequences += entry.dispatch.queued_sequences;
+            sum.sequences += entry.dispatch.sequences;
+            sum.context_tokens += entry.dispatch.context_tokens;
+            sum.blocks += entry.dispatch.blocks;
+        }
+        sum
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Incarnation = Incarnation(1);
+
+    fn tokens(queued_tokens: u64) -> OwnDispatches {
+        OwnDispatches {
+            queued_tokens,
+            queued_sequences: 1,
+            ..OwnDispatches::default()
+        }
+    }
+
+    #[test]
+    fn a_dispatch_counts_until_a_report_counts_it() {
+        let mut ledger = OwnLedger::default();
+        let worker = WorkerId::from("d");
+        let ticket = ledger.dispatch(&worker, FIRST, tokens(100));
+        ledger.dispatch(&worker, FIRST, tokens(7));
+        ledger.reported(&worker, FIRST, 5);
+        assert_eq!(ledger.sum(&worker).queued_tokens, 107, "not admitted yet");
+        ledger.admitted(ticket, 7);
+        ledger.reported(&worker, FIRST, 6);
+        assert_eq!(
+            ledger.sum(&worker).queued_tokens,
+            107,
+            "the report is older"
+        );
+        ledger.reported(&worker, FIRST, 7);
+        assert_eq!(ledger.sum(&worker).queued_tokens, 7);
+    }
+
+    #[test]
+    fn what_a_dead_incarnation_was_sent_is_forgotten() {
+        let mut ledger = OwnLedger::default();
+        let worker = WorkerId::from("d");
+        ledger.dispatch(&worker, FIRST, tokens(100));
+        ledger.reported(&worker, Incarnation(2), 0);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn workers_are_kept_apart_and_the_end_removes() {
+        let mut ledger = OwnLedger::default();
+        let (first, second) = (WorkerId::from("a"), WorkerId::from("b"));
+        let ticket = ledger.dispatch(&first, FIRST, tokens(1));
+        ledger.dispatch(&second, FIRST, tokens(2));
+        ledger.ended(ticket);
+        assert_eq!(ledger.sum(&first), OwnDispatches::default());
+        assert_eq!(ledger.sum(&second).queued_tokens, 2);
+    }
+}

@@ -1,0 +1,319 @@
+//! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
+
+use std::sync::Arc;
+
+use baton_placement::coefficients::{
+    CoefficientSet, LinkClass, LinkCoefficients, LinkName, PathFactors, WorkerClass,
+    WorkerCoefficients,
+};
+use baton_placement::cost::ChunkRule;
+use baton_placement::fleet::{
+    BEYOND, BreakerState, Fleet, FleetBuilder, FleetError, OwnDispatches, ReportedLoad,
+    WorkerEntry, WorkerState, domain_key,
+};
+use baton_protocol::card::{Card, ChunkPolicy, Role};
+use baton_protocol::wire;
+
+use super::pairs::{Pairs, compatibility_key};
+use super::state::Tracked;
+use crate::clock::Moment;
+
+/// A domain path: the value per level, nearest first.
+pub type DomainPath = Vec<Option<String>>;
+
+/// One directed link between two domains.
+#[derive(Clone, Debug)]
+pub struct LinkFacts {
+    pub source: DomainPath,
+    pub target: DomainPath,
+    pub transport: String,
+    /// Fitted from transfers; `None` before the first, then the prior of the level serves.
+    pub coefficients: Option<LinkCoefficients>,
+    pub breaker: BreakerState,
+}
+
+/// Bytes that a run under way will still move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    pub source: DomainPath,
+    pub target: DomainPath,
+    pub bytes: u64,
+}
+
+/// What the router learnt besides what workers say.
+#[derive(Clone, Debug, Default)]
+pub struct Learnt {
+    pub links: Vec<LinkFacts>,
+    pub paths: PathFactors,
+}
+
+/// Level names of all cards, nearest first. A level that only some cards name stands behind the one that precedes it there.
+pub fn levels<'a>(cards: impl Iterator<Item = &'a Card>) -> Vec<String> {
+    let mut levels: Vec<String> = Vec::new();
+    for card in cards {
+        let mut after = 0;
+        for domain in &card.topology {
+            match levels.iter().position(|level| *level == domain.level) {
+                Some(position) => after = position + 1,
+                None => {
+                    levels.insert(after, domain.level.clone());
+                    after += 1;
+                }
+            }
+        }
+    }
+    levels
+}
+
+/// A worker's domain path over these levels.
+pub fn path(card: &Card, levels: &[String]) -> DomainPath {
+    levels
+        .iter()
+        .map(|level| {
+            card.topology
+                .iter()
+                .find(|domain| domain.level == *level)
+                .map(|domain| domain.domain.clone())
+        })
+        .collect()
+}
+
+/// The learnt constants of this moment. Links without a fit are represented by one prior per level and transport.
+pub fn coefficients(
+    workers: &[(&Tracked, &Card)],
+    levels: &[String],
+    learnt: &Learnt,
+    worker_prior: WorkerCoefficients,
+    link_prior: impl Fn(&str, &str) -> LinkCoefficients,
+) -> CoefficientSet {
+    let mut set = CoefficientSet {
+        workers: workers
+            .iter()
+            .map(|(tracked, _)| WorkerClass {
+                name: tracked.id.to_string(),
+                coefficients: tracked.coefficients.unwrap_or(worker_prior),
+            })
+            .collect(),
+        links: Vec::new(),
+        paths: learnt.paths,
+    };
+    for link in &learnt.links {
+        if let Some(coefficients) = link.coefficients {
+            let name = link_name(&link.source, &link.target, &link.transport);
+            set.links.push(LinkClass { name, coefficients });
+        }
+    }
+    for transport in transports(workers) {
+        for level in level_names(levels) {
+            set.links.push(LinkClass {
+                name: prior_name(level, &transport),
+                coefficients: link_prior(level, &transport),
+            });
+        }
+    }
+    set
+}
+
+pub fn link_name(source: &DomainPath, target: &DomainPath, transport: &str) -> LinkName {
+    LinkName {
+        source: domain_key(source),
+        target: domain_key(target),
+        transport: transport.to_owned(),
+    }
+}
+
+/// Priors have no domains: any pair whose nearest common level it is.
+fn prior_name(level: &str, transport: &str) -> LinkName {
+    LinkName {
+        source: "*".to_owned(),
+        target: format!("*@{level}"),
+        transport: transport.to_owned(),
+    }
+}
+
+fn level_names(levels: &[String]) -> impl Iterator<Item = &str> {
+    levels.iter().map(String::as_str).chain([BEYOND])
+}
+
+fn transports(workers: &[(&Tracked, &Card)]) -> Vec<String> {
+    let mut kinds: Vec<String> = workers
+        .iter()
+        .flat_map(|(_, card)| card.transports.iter().map(|offer| offer.kind.clone()))
+        .collect();
+    kinds.sort();
+    kinds.dedup();
+    kinds
+}
+
+/// What a snapshot is made from.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    pub version: u64,
+    pub routers: u32,
+    pub levels: &'a [String],
+    /// Workers whose card is known, with what this router sent them and no report counts yet.
+    pub workers: &'a [(&'a Tracked, &'a Card, OwnDispatches)],
+    pub pairs: &'a Pairs,
+    pub coefficients: &'a Arc<CoefficientSet>,
+    pub digest: &'a str,
+    pub learnt: &'a Learnt,
+    pub promises: &'a [Promise],
+}
+
+/// The snapshot at `now`.
+pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
+    let mut builder = FleetBuilder::new(
+        parts.version,
+        parts.levels,
+        parts.coefficients.clone(),
+        parts.digest,
+    );
+    builder.routers(parts.routers);
+    let set = parts.coefficients;
+    for (tracked, card, own) in parts.workers {
+        // One that came since the set was made is placed on with the next set.
+        let class = tracked.id.to_string();
+        if set.workers.iter().any(|known| known.name == class) {
+            builder.worker(entry(tracked, card, *own, parts.levels, now));
+        }
+    }
+    for (prefill, decode) in parts.pairs.compatible() {
+        builder.compatible(prefill, decode);
+    }
+    let position = |name: &LinkName| {
+        set.links
+            .iter()
+            .position(|link| link.name == *name)
+            .and_then(|position| u32::try_from(position).ok())
+    };
+    for link in &parts.learnt.links {
+        let name = link_name(&link.source, &link.target, &link.transport);
+        if let Some(position) = position(&name) {
+            builder.link(&link.source, &link.target, &link.transport, position);
+        }
+        if link.breaker != BreakerState::Closed {
+            builder.breaker(&link.source, &link.target, &link.transport, link.breaker);
+        }
+    }
+    let cards: Vec<_> = parts
+        .workers
+        .iter()
+        .map(|(tracked, card, _)| (*tracked, *card))
+        .collect();
+    for transport in transports(&cards) {
+        for (level, name) in level_names(parts.levels).enumerate() {
+            if let Some(position) = position(&prior_name(name, &transport)) {
+                builder.level_link(level, &transport, position);
+            }
+        }
+    }
+    for promise in parts.promises {
+        builder.promise(&promise.source, &promise.target, promise.bytes);
+    }
+    builder.build()
+}
+
+fn entry(
+    tracked: &Tracked,
+    card: &Card,
+    own: OwnDispatches,
+    levels: &[String],
+    now: Moment,
+) -> WorkerEntry {
+    let counts = tracked
+        .load
+        .as_ref()
+        .and_then(|load| load.blocks)
+        .unwrap_or(wire::BlockCounts {
+            total: card.capacity.blocks,
+            free: card.capacity.blocks,
+            ..wire::BlockCounts::default()
+        });
+    let load = tracked.load.unwrap_or_default();
+    WorkerEntry {
+        id: tracked.id.clone(),
+        incarnation: card.incarnation,
+        slot: tracked.slot,
+        pool: card.pool.clone(),
+        // Before the first load report nothing is known of what it does.
+        state: match tracked.load {
+            Some(_) => tracked.state(now),
+            None => WorkerState::Lost,
+        },
+        can_prefill: card.can(Role::Prefill),
+        can_decode: card.can(Role::Decode),
+        kv_identity: card.kv_identity.clone(),
+        compatibility: compatibility_key(card),
+        adapters: card
+            .route_filter
+            .adapters
+            .iter()
+            .map(|adapter| adapter.name.clone())
+            .collect(),
+        domain: path(card, levels),
+        class: tracked.id.to_string(),
+        chunks: match card.chunk {
+            ChunkPolicy::Bounded { .. } => ChunkRule::Bounded,
+            ChunkPolicy::Fixed { tokens } => ChunkRule::Fixed(tokens),
+        },
+        transports: card
+            .transports
+            .iter()
+            .map(|offer| offer.kind.clone())
+            .collect(),
+        load: ReportedLoad {
+            at: tracked.load_at.milliseconds(),
+            queued_tokens: load.queued_tokens,
+            queued_sequences: load.queued_sequences,
+            running_sequences: load.running_sequences,
+            context_tokens: load.context_tokens,
+            step_remaining: load.step_remaining_milliseconds,
+            free_blocks: counts.free + counts.cached,
+        },
+        own,
+        indexed_at: tracked.indexed_at.milliseconds(),
+        total_blocks: counts.total,
+        block_size: card.capacity.block_size,
+        bytes_per_token: card.layout.bytes_per_token.known().copied().unwrap_or(0),
+        max_sequences: card.capacity.max_sequences,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::card::TopologyDomain;
+
+    use super::*;
+    use crate::fleet::samples;
+
+    fn with_levels(names: &[&str]) -> Card {
+        let mut card = samples::card("w");
+        card.topology = names
+            .iter()
+            .map(|level| TopologyDomain {
+                level: (*level).to_owned(),
+                domain: format!("{level}-1"),
+            })
+            .collect();
+        card
+    }
+
+    #[test]
+    fn levels_of_cards_that_name_different_ones_keep_each_cards_order() {
+        let cards = [
+            with_levels(&["host", "zone"]),
+            with_levels(&["clique", "host", "rack"]),
+        ];
+        assert_eq!(levels(cards.iter()), ["clique", "host", "rack", "zone"]);
+        let path = path(&cards[0], &levels(cards.iter()));
+        assert_eq!(
+            path,
+            [
+                None,
+                Some("host-1".to_owned()),
+                None,
+                Some("zone-1".to_owned())
+            ]
+        );
+    }
+}

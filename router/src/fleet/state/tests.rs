@@ -1,0 +1,195 @@
+//! A worker's events, in order and out of it.
+
+use baton_placement::index::ExactIndex;
+
+use super::*;
+use crate::fleet::samples;
+
+const SECOND: u64 = 1_000_000;
+
+struct Bench {
+    worker: Tracked,
+    index: ExactIndex,
+    now: Moment,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut worker = Tracked::new("d".into(), 0);
+        worker.connected(Moment(SECOND));
+        Self {
+            worker,
+            index: ExactIndex::default(),
+            now: Moment(SECOND),
+        }
+    }
+
+    fn send(
+        &mut self,
+        incarnation: u64,
+        sequence: u64,
+        event: watch_event::Event,
+    ) -> Result<Change, WatchError> {
+        let event = wire::WatchEvent {
+            incarnation,
+            sequence,
+            event: Some(event),
+        };
+        self.worker.apply(event, &mut self.index, self.now)
+    }
+
+    /// Card and a snapshot of these blocks; the last sequence is 2.
+    fn snapshot(&mut self, incarnation: u64, blocks: &[u128]) {
+        let mut card = samples::card("d");
+        card.incarnation = Incarnation(incarnation);
+        self.send(incarnation, 0, card_event(&card)).unwrap();
+        self.send(incarnation, 1, begin()).unwrap();
+        self.send(incarnation, 2, stored(blocks)).unwrap();
+        self.send(
+            incarnation,
+            2,
+            watch_event::Event::SnapshotEnd(wire::SnapshotEnd {}),
+        )
+        .unwrap();
+    }
+
+    fn depth(&self, chain: &[u128]) -> u32 {
+        let chain: Vec<_> = chain.iter().copied().map(BlockHash).collect();
+        self.index.matches(&chain).depth(0)
+    }
+}
+
+fn card_event(card: &Card) -> watch_event::Event {
+    watch_event::Event::Card(wire::Card {
+        json: card.to_json().unwrap(),
+    })
+}
+
+fn begin() -> watch_event::Event {
+    watch_event::Event::SnapshotBegin(wire::SnapshotBegin {})
+}
+
+fn packed(blocks: &[u128]) -> bytes::Bytes {
+    let hashes: Vec<_> = blocks.iter().copied().map(BlockHash).collect();
+    BlockHash::pack(&hashes).into()
+}
+
+fn stored(blocks: &[u128]) -> watch_event::Event {
+    watch_event::Event::Stored(wire::BlocksStored {
+        hashes: packed(blocks),
+    })
+}
+
+fn removed(blocks: &[u128]) -> watch_event::Event {
+    watch_event::Event::Removed(wire::BlocksRemoved {
+        hashes: packed(blocks),
+    })
+}
+
+fn load(load_sequence: u64) -> watch_event::Event {
+    watch_event::Event::Load(wire::Load {
+        load_sequence,
+        ..wire::Load::default()
+    })
+}
+
+#[test]
+fn a_snapshot_counts_when_it_is_whole_and_deltas_follow_it() {
+    let mut bench = Bench::new();
+    bench.send(1, 0, card_event(&samples::card("d"))).unwrap();
+    bench.send(1, 4, begin()).unwrap();
+    bench.send(1, 5, stored(&[1, 2])).unwrap();
+    assert_eq!(bench.depth(&[1, 2]), 0, "the snapshot is not whole yet");
+    assert_eq!(bench.worker.resume(), None);
+    bench
+        .send(1, 5, watch_event::Event::SnapshotEnd(wire::SnapshotEnd {}))
+        .unwrap();
+    assert_eq!(bench.depth(&[1, 2, 3]), 2);
+    bench.send(1, 6, stored(&[3])).unwrap();
+    assert_eq!(bench.depth(&[1, 2, 3]), 3);
+    bench.send(1, 7, removed(&[2])).unwrap();
+    assert_eq!(bench.depth(&[1, 2, 3]), 1);
+    let expected = Resume {
+        incarnation: Incarnation(1),
+        sequence: 7,
+    };
+    assert_eq!(bench.worker.resume(), Some(expected));
+}
+
+#[test]
+fn a_hole_drops_the_index_and_the_next_stream_starts_anew() {
+    let mut bench = Bench::new();
+    bench.snapshot(1, &[1, 2]);
+    let error = bench.send(1, 4, stored(&[3])).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            WatchError::Gap {
+                expected: 3,
+                found: 4,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(bench.depth(&[1, 2]), 0);
+    assert_eq!(bench.worker.resume(), None);
+    bench.snapshot(1, &[1, 2]);
+    assert_eq!(bench.depth(&[1, 2]), 2);
+}
+
+#[test]
+fn a_load_report_shows_that_cache_events_were_lost_before_it() {
+    let mut bench = Bench::new();
+    bench.snapshot(1, &[1]);
+    assert!(bench.send(1, 2, load(1)).is_ok());
+    assert!(matches!(
+        bench.send(1, 3, load(2)),
+        Err(WatchError::Gap { .. })
+    ));
+}
+
+#[test]
+fn another_incarnation_inherits_nothing() {
+    let mut bench = Bench::new();
+    bench.snapshot(1, &[1, 2]);
+    bench.send(1, 2, load(9)).unwrap();
+    let mut card = samples::card("d");
+    card.incarnation = Incarnation(2);
+    bench.send(2, 0, card_event(&card)).unwrap();
+    assert_eq!(bench.depth(&[1, 2]), 0);
+    assert_eq!(bench.worker.load, None);
+    assert_eq!(bench.worker.card.as_ref().unwrap().incarnation.0, 2);
+}
+
+#[test]
+fn silence_and_a_broken_stream_make_it_lost_and_draining_keeps_it_from_new_work() {
+    let mut bench = Bench::new();
+    bench.snapshot(1, &[]);
+    assert_eq!(bench.worker.state(bench.now), WorkerState::Ready);
+    let later = bench.now.plus(SILENCE + Duration::from_millis(2));
+    assert_eq!(bench.worker.state(later), WorkerState::Lost);
+    assert!(bench.worker.silent_at().unwrap() <= later);
+    bench
+        .send(
+            1,
+            2,
+            watch_event::Event::Draining(wire::Draining { draining: true }),
+        )
+        .unwrap();
+    assert_eq!(bench.worker.state(bench.now), WorkerState::Draining);
+    bench.worker.disconnected();
+    assert_eq!(bench.worker.state(bench.now), WorkerState::Lost);
+}
+
+#[test]
+fn a_worker_under_another_name_and_one_without_a_card_are_refused() {
+    let mut bench = Bench::new();
+    let error = bench.send(1, 0, load(1)).unwrap_err().to_string();
+    assert_eq!(error, "worker d sent a load report before its card");
+    let error = bench
+        .send(1, 0, card_event(&samples::card("other")))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("worker d calls itself other"), "{error}");
+}

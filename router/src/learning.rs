@@ -1,0 +1,326 @@
+//! What the router learns from the runs it dispatched: links, breakers, output lengths, estimate errors, the fallback budget.
+//!
+//! Soft, like everything a router holds: it starts from priors and is right again after some runs.
+
+use std::collections::{BTreeMap, HashMap};
+
+use baton_placement::breaker::{Breaker, TransferResult};
+use baton_placement::budget::{BudgetRefusal, FallbackBudget};
+use baton_placement::calibration::{self, LinkCalibrator};
+use baton_placement::coefficients::{LinkCoefficients, LinkName, WorkerCoefficients};
+use baton_placement::estimate::{ErrorRatio, EstimateTracker, OutputLengths, Path};
+use baton_placement::fleet::BreakerState;
+use baton_placement::policy::{BreakerPolicy, Policy};
+use baton_placement::record::DecisionRecord;
+use baton_protocol::ids::WorkerId;
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::fleet::snapshot::{DomainPath, Learnt, LinkFacts, link_name};
+
+/// Until a worker publishes what it measured at its start.
+pub fn worker_prior() -> WorkerCoefficients {
+    // The first entry of placement's table: it is there by construction, and any is better than none.
+    calibration::built_in_names()
+        .next()
+        .and_then(calibration::built_in)
+        .unwrap_or(WorkerCoefficients {
+            a: 1.0,
+            b: 0.02,
+            k: 0.0,
+            floor: 1.0,
+            d0: 5.0,
+            d1: 0.01,
+            d2: 0.0,
+            upper: calibration::PhaseFactors::default(),
+            samples: 0,
+        })
+}
+
+/// Until transfers over the level were seen. What lies between is not in the prior: the first transfers show it.
+pub fn link_prior(_level: &str, transport: &str) -> LinkCoefficients {
+    calibration::link_prior(transport)
+}
+
+/// A directed link, as a run used it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkUse {
+    pub source: DomainPath,
+    pub target: DomainPath,
+    pub transport: String,
+}
+
+impl LinkUse {
+    fn name(&self) -> LinkName {
+        link_name(&self.source, &self.target, &self.transport)
+    }
+}
+
+/// A transfer that was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    pub bytes: u64,
+    pub blocks: u32,
+    /// Blocks that were published last, in one step: the others moved while it computed.
+    pub last_blocks: u32,
+    /// From the seal to the last verified block, milliseconds.
+    pub exposed_milliseconds: f64,
+    pub synchronization_milliseconds: f64,
+}
+
+#[derive(Debug)]
+struct Link {
+    used: LinkUse,
+    calibrator: LinkCalibrator,
+    breaker: Breaker,
+    fitted: bool,
+}
+
+impl Link {
+    fn new(used: LinkUse, policy: BreakerPolicy) -> Self {
+        Self {
+            calibrator: LinkCalibrator::new(calibration::link_prior(&used.transport)),
+            breaker: Breaker::new(policy),
+            used,
+            fitted: false,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Ordered, so that equal knowledge gives equal coefficient sets.
+    links: BTreeMap<LinkName, Link>,
+    outputs: OutputLengths,
+    estimates: EstimateTracker,
+    budgets: HashMap<String, FallbackBudget>,
+}
+
+/// Shared by all runs.
+#[derive(Debug, Default)]
+pub struct Learning {
+    inner: Mutex<Inner>,
+}
+
+/// Links by the state of their breaker, for `baton_links{state}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounts {
+    pub closed: u32,
+    pub open: u32,
+    pub half_open: u32,
+}
+
+impl Learning {
+    /// What the next fleet snapshot is made with.
+    pub fn learnt(&self, now: Moment) -> Learnt {
+        let inner = self.inner.lock();
+        Learnt {
+            links: inner
+                .links
+                .values()
+                .map(|link| LinkFacts {
+                    source: link.used.source.clone(),
+                    target: link.used.target.clone(),
+                    transport: link.used.transport.clone(),
+                    coefficients: link.fitted.then(|| link.calibrator.coefficients()),
+                    breaker: link.breaker.state(now.milliseconds()),
+                })
+                .collect(),
+            paths: inner.estimates.factors(),
+        }
+    }
+
+    /// A run is about to use the link: takes the probe of one that is half-open. False: another run probes it already.
+    pub fn try_use(&self, used: &LinkUse, policy: &Policy, now: Moment) -> bool {
+        let mut inner = self.inner.lock();
+        let breaker = &mut inner.link(used, policy).breaker;
+        breaker.set_policy(policy.topology.breaker);
+        breaker.try_use(now.milliseconds())
+    }
+
+    /// A transfer was made.
+    pub fn moved(&self, used: &LinkUse, moved: Moved, policy: &Policy, now: Moment) {
+        let mut inner = self.inner.lock();
+        let link = inner.link(used, policy);
+        if moved.blocks == 0 {
+            // Nothing was missing: the link works, and that is all it says.
+            let done = TransferResult::Done {
+                actual: 0.0,
+                expected: 0.0,
+            };
+            return link.breaker.observe(done, now.milliseconds());
+        }
+        let last = moved.last_blocks.clamp(1, moved.blocks);
+        let bytes = moved.bytes / u64::from(moved.blocks) * u64::from(last);
+        let done = TransferResult::Done {
+            actual: moved.exposed_milliseconds,
+            // The whole transfer, so that one which could not hide does not count as slow.
+            expected: link.calibrator.predict(moved.bytes, moved.blocks),
+        };
+        link.breaker.observe(done, now.milliseconds());
+        link.calibrator
+            .observe(bytes, last, moved.exposed_milliseconds);
+        link.calibrator
+            .observe_synchronization(moved.synchronization_milliseconds);
+        link.fitted = true;
+    }
+
+    /// A transfer failed for a reason that speaks against the link.
+    pub fn transfer_failed(&self, used: &LinkUse, policy: &Policy, now: Moment) {
+        let mut inner = self.inner.lock();
+        inner
+            .link(used, policy)
+            .breaker
+            .observe(TransferResult::Failed, now.milliseconds());
+    }
+
+    /// E[osl] of a policy's model, not yet bounded by the request.
+    pub fn expected_output(&self, policy: &Policy) -> f64 {
+        self.inner
+            .lock()
+            .outputs
+            .expected(&policy.model, &policy.name)
+    }
+
+    /// A run ended by itself.
+    pub fn output(&self, policy: &Policy, tokens: u32) {
+        self.inner
+            .lock()
+            .outputs
+            .observe(&policy.model, &policy.name, tokens);
+    }
+
+    /// A finished record: how far off its estimate was.
+    pub fn record(&self, record: &DecisionRecord) -> Vec<ErrorRatio> {
+        self.inner.lock().estimates.observe_record(record)
+    }
+
+    pub fn coverage(&self, path: Path) -> Option<f64> {
+        self.inner.lock().estimates.coverage(path)
+    }
+
+    /// A run began: it saves up for the fallback of others.
+    pub fn run_began(&self, policy: &Policy, now: Moment) {
+        self.inner
+            .lock()
+            .budget(policy, now)
+            .run(now.milliseconds());
+    }
+
+    /// Asks for one local recompute on a worker; what is granted is given back with [`Self::recompute_ended`].
+    pub fn recompute(
+        &self,
+        worker: &WorkerId,
+        policy: &Policy,
+        now: Moment,
+    ) -> Result<(), BudgetRefusal> {
+        self.inner
+            .lock()
+            .budget(policy, now)
+            .begin(worker, now.milliseconds())
+    }
+
+    pub fn recompute_ended(&self, worker: &WorkerId, policy: &Policy) {
+        if let Some(budget) = self.inner.lock().budgets.get_mut(&policy.name) {
+            budget.end(worker);
+        }
+    }
+
+    pub fn link_counts(&self, now: Moment) -> LinkCounts {
+        let mut counts = LinkCounts::default();
+        for link in self.inner.lock().links.values() {
+            match link.breaker.state(now.milliseconds()) {
+                BreakerState::Closed => counts.closed += 1,
+                BreakerState::Open => counts.open += 1,
+                BreakerState::HalfOpen => counts.half_open += 1,
+            }
+        }
+        counts
+    }
+}
+
+impl Inner {
+    fn link(&mut self, used: &LinkUse, policy: &Policy) -> &mut Link {
+        self.links
+            .entry(used.name())
+            .or_insert_with(|| Link::new(used.clone(), policy.topology.breaker))
+    }
+
+    fn budget(&mut self, policy: &Policy, now: Moment) -> &mut FallbackBudget {
+        let limits = policy.fallback.local_recompute;
+        let budget = self
+            .budgets
+            .entry(policy.name.clone())
+            .or_insert_with(|| FallbackBudget::new(limits, now.milliseconds()));
+        budget.set_policy(limits);
+        budget
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used() -> LinkUse {
+        LinkUse {
+            source: vec![Some("h1".into())],
+            target: vec![Some("h2".into())],
+            transport: "Tcp".into(),
+        }
+    }
+
+    fn policy() -> Policy {
+        Policy::new("chat", "m", &["p"], &["d"])
+    }
+
+    #[test]
+    fn a_link_that_fails_again_and_again_is_opened_and_closed_by_a_probe_that_works() {
+        let learning = Learning::default();
+        let (policy, mut now) = (policy(), Moment(1_000_000));
+        for _ in 0..policy.topology.breaker.failures {
+            learning.transfer_failed(&used(), &policy, now);
+        }
+        assert_eq!(learning.learnt(now).links[0].breaker, BreakerState::Open);
+        assert!(!learning.try_use(&used(), &policy, now));
+        now = Moment(now.0 + 11_000_000);
+        assert_eq!(learning.link_counts(now).half_open, 1);
+        assert!(learning.try_use(&used(), &policy, now));
+        assert!(
+            !learning.try_use(&used(), &policy, now),
+            "one probe at a time"
+        );
+        let moved = Moved {
+            bytes: 1 << 20,
+            blocks: 4,
+            last_blocks: 4,
+            exposed_milliseconds: 1.0,
+            synchronization_milliseconds: 0.5,
+        };
+        learning.moved(&used(), moved, &policy, now);
+        assert_eq!(learning.link_counts(now).closed, 1);
+    }
+
+    #[test]
+    fn transfers_replace_the_prior() {
+        let learning = Learning::default();
+        let (policy, now) = (policy(), Moment(0));
+        assert!(learning.try_use(&used(), &policy, now));
+        assert!(learning.learnt(now).links[0].coefficients.is_none());
+        for blocks in 1..100_u32 {
+            let bytes = u64::from(blocks) << 18;
+            // Four times as fast as the prior of TCP.
+            let exposed_milliseconds = bytes as f64 * 0.25e-6;
+            let moved = Moved {
+                bytes,
+                blocks,
+                last_blocks: blocks,
+                exposed_milliseconds,
+                synchronization_milliseconds: 0.5,
+            };
+            learning.moved(&used(), moved, &policy, now);
+        }
+        let fitted = learning.learnt(now).links[0].coefficients.unwrap();
+        let predicted = fitted.alpha + fitted.per_byte * 1e7 + fitted.per_descriptor * 38.0;
+        assert!((2.0..3.0).contains(&predicted), "{predicted}");
+    }
+}

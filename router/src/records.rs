@@ -1,0 +1,188 @@
+//! Decision records: built and written by a thread of their own, from a bounded queue.
+//!
+//! - [`build`]: a record from what a run leaves behind.
+//! - [`files`]: rotated files, and coefficient sets and policies by digest beside them.
+//! - [`recent`]: the last ones, for the admin interface.
+
+pub mod build;
+pub mod files;
+pub mod recent;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use baton_placement::record::DecisionRecord;
+use parking_lot::Mutex;
+use tracing::{error, warn};
+
+use crate::clock::Clock;
+use crate::learning::Learning;
+use crate::metrics::{EstimateLabels, Metrics};
+use build::Material;
+use files::{DigestFolder, RecordFiles, Rotation};
+use recent::{Recent, RecentRecord};
+
+/// Runs whose record waits for the writer: two seconds of 2,000 requests a second, some tens of megabytes at most.
+const QUEUE: usize = 4096;
+
+/// A state folder that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("state folder {path} cannot be written: {source}; give another one with --state-dir")]
+pub struct StateFolderError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+/// The entrance of the writer.
+#[derive(Debug)]
+pub struct Records {
+    queue: Mutex<Option<SyncSender<Box<Material>>>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    metrics: Arc<Metrics>,
+    pub recent: Arc<Recent>,
+}
+
+impl Records {
+    /// Makes the folders, opens a file and starts the writer's thread.
+    pub fn start(
+        state: &Path,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+        learning: Arc<Learning>,
+    ) -> Result<Self, StateFolderError> {
+        let failed = |source: io::Error| StateFolderError {
+            path: state.to_owned(),
+            source,
+        };
+        let folder = |name: &str| -> Result<PathBuf, StateFolderError> {
+            let path = state.join(name);
+            std::fs::create_dir_all(&path).map_err(failed)?;
+            Ok(path)
+        };
+        let files = RecordFiles::open(folder("decisions")?, Rotation::default(), clock.now())
+            .map_err(failed)?;
+        let recent = Arc::new(Recent::default());
+        let writer = Writer {
+            files,
+            coefficients: DigestFolder::new(folder("coefficients")?),
+            policies: DigestFolder::new(folder("policies")?),
+            recent: recent.clone(),
+            clock,
+            learning,
+            metrics: metrics.clone(),
+            complained: false,
+        };
+        let (queue, materials) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new()
+            .name("records".to_owned())
+            .spawn(move || writer.run(&materials))
+            .map_err(failed)?;
+        Ok(Self {
+            queue: Mutex::new(Some(queue)),
+            writer: Mutex::new(Some(thread)),
+            metrics,
+            recent,
+        })
+    }
+
+    /// Never blocks: what does not fit is counted and lost.
+    pub fn keep(&self, material: Material) {
+        let queue = self.queue.lock();
+        let outcome = queue
+            .as_ref()
+            .map(|queue| queue.try_send(Box::new(material)));
+        if let None | Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) = outcome {
+            self.metrics.record_overflow.inc();
+        }
+    }
+
+    /// Writes what waits and ends the thread. Blocks until that is done.
+    pub fn finish(&self) {
+        self.queue.lock().take();
+        if let Some(writer) = self.writer.lock().take()
+            && writer.join().is_err()
+        {
+            error!("the writer of decision records has panicked; the last records may be missing");
+        }
+    }
+}
+
+/// The thread that owns the files.
+#[derive(Debug)]
+struct Writer {
+    files: RecordFiles,
+    coefficients: DigestFolder,
+    policies: DigestFolder,
+    recent: Arc<Recent>,
+    clock: Clock,
+    learning: Arc<Learning>,
+    metrics: Arc<Metrics>,
+    complained: bool,
+}
+
+impl Writer {
+    fn run(mut self, materials: &Receiver<Box<Material>>) {
+        loop {
+            let material = match materials.try_recv() {
+                Ok(material) => material,
+                Err(TryRecvError::Disconnected) => break,
+                // Nothing waits: readers of the file see everything before this thread sleeps.
+                Err(TryRecvError::Empty) => {
+                    let flushed = self.files.flush();
+                    self.complain(flushed);
+                    match materials.recv() {
+                        Ok(material) => material,
+                        Err(_) => break,
+                    }
+                }
+            };
+            let written = self.write(*material);
+            self.complain(written);
+        }
+        let flushed = self.files.flush();
+        self.complain(flushed);
+    }
+
+    fn write(&mut self, material: Material) -> io::Result<()> {
+        let fleet = material.fleet.clone();
+        let policy = material.policy.clone();
+        let record = build::record(material);
+        self.compare(&record);
+        let json: Arc<str> = serde_json::to_string(&record)?.into();
+        self.recent.add(RecentRecord::new(&record, json.clone()));
+        self.coefficients
+            .store(&record.coefficients, fleet.coefficients.as_ref())?;
+        self.policies
+            .store(&record.policy.digest, policy.as_ref())?;
+        self.files.append(json.as_bytes(), self.clock.now())
+    }
+
+    /// How far off the estimate was.
+    fn compare(&self, record: &DecisionRecord) {
+        for error in self.learning.record(record) {
+            let labels = EstimateLabels {
+                path: error.path.word(),
+                term: error.term,
+            };
+            self.metrics
+                .estimate_error
+                .get_or_create(&labels)
+                .observe(error.ratio);
+        }
+    }
+
+    /// A full disk does not stop serving; it is said once until writing works again.
+    fn complain(&mut self, outcome: io::Result<()>) {
+        match outcome {
+            Ok(()) => self.complained = false,
+            Err(error) if !self.complained => {
+                warn!(%error, "decision records cannot be written: free space in the state folder");
+                self.complained = true;
+            }
+            Err(_) => {}
+        }
+    }
+}

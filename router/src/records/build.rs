@@ -1,0 +1,80 @@
+//! Making a decision record from what a run leaves behind. Pure.
+
+use std::sync::Arc;
+
+use baton_placement::fleet::Fleet;
+use baton_placement::place::Decision;
+use baton_placement::policy::{Assurance, Policy};
+use baton_placement::record::{
+    Actual, ActualTerms, DecisionRecord, Fallback, RecordHead, RunOutcome, StateEntry,
+};
+use baton_protocol::ids::Generation;
+
+use crate::clock::Moment;
+use crate::dispatch::progress::Progress;
+
+/// What a run leaves behind. Built into a record by the writer's thread, off the request path.
+#[derive(Clone, Debug)]
+pub struct Material {
+    pub head: RecordHead,
+    pub decision: Decision,
+    /// The snapshot that was placed on.
+    pub fleet: Arc<Fleet>,
+    pub policy: Arc<Policy>,
+    pub progress: Progress,
+    pub outcome: RunOutcome,
+}
+
+/// The record. Later attempts show in its states; its candidates are those of the decision that was made first.
+pub fn record(material: Material) -> DecisionRecord {
+    let Material {
+        head,
+        decision,
+        fleet,
+        progress,
+        outcome,
+        ..
+    } = material;
+    let mut record = DecisionRecord::new(head, &decision, &fleet);
+    record.states = states(&progress);
+    let dispatched = progress.attempt() > 0;
+    let actual = &progress.actual;
+    record.actual = dispatched.then(|| Actual {
+        terms: ActualTerms {
+            queue: actual.queue,
+            prefill: actual.prefill,
+            transfer: actual.transfer,
+            synchronization: actual.synchronization,
+            admission: actual.admission,
+        },
+        bytes: actual.bytes,
+        transport: actual.transport.clone(),
+        retries: progress.attempt().saturating_sub(1) + actual.transfer_retries,
+    });
+    // Every transport that Baton has verifies each block; KV that never moved was made where it is used.
+    record.assurance = dispatched.then_some(Assurance::Verified);
+    record.fallback = progress.fallback.as_ref().map(|fallback| Fallback {
+        cause: fallback.cause.clone(),
+        at: fallback.at.rfc3339(),
+    });
+    record.outcome = Some(outcome);
+    record
+}
+
+fn states(progress: &Progress) -> Vec<StateEntry> {
+    progress
+        .history()
+        .iter()
+        .map(|event| StateEntry {
+            state: event.state.word().to_owned(),
+            at: Moment(event.at).rfc3339(),
+            attempt: event.attempt,
+            operation: event.detail.operation.clone(),
+            worker: event.detail.worker.clone(),
+            incarnation: event.detail.incarnation,
+            generation: event.detail.generation.map(Generation),
+            domain: event.detail.domain.clone(),
+            inferred: event.detail.inferred,
+        })
+        .collect()
+}
