@@ -65,17 +65,6 @@ pub enum Task {
         /// The prefill worker samples the first token.
         first_token_by_prefill: bool,
     },
-    /// One token is asked for: the prefill worker samples it and no KV moves.
-    SingleToken {
-        prefill: Party,
-        last_reason: LastToken,
-    },
-}
-
-/// How the end of a run of one token is told.
-#[derive(Clone, Debug, Default)]
-pub struct LastToken {
-    pub stop_token_ids: Vec<u32>,
 }
 
 /// What the shell is to do.
@@ -121,7 +110,6 @@ enum PrefillLeg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DecodeLeg {
-    Closed,
     /// Opened, nothing reserved yet.
     Opened(Moment),
     /// Reserved; waits for KV (remote) or for its turn (local).
@@ -154,10 +142,9 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Begins; the lifecycle's attempt has begun already. The shell opens the Decode leg (Prefill for a single token) at once.
+    /// Begins; the lifecycle's attempt has begun already, and the shell opens the Decode leg at once.
     pub fn new(task: Task, limits: Limits, block_size: u32, now: Moment) -> Self {
-        let single = matches!(task, Task::SingleToken { .. });
-        let mut attempt = Self {
+        Self {
             task,
             limits,
             block_size: block_size.max(1),
@@ -170,15 +157,7 @@ impl Attempt {
             published: (0, 0),
             ended: false,
             commands: VecDeque::new(),
-        };
-        if single {
-            attempt.decode = DecodeLeg::Closed;
-            attempt.prefill = PrefillLeg::Opened(now);
-            attempt
-                .commands
-                .push_back(Command::OpenPrefill { skip_blocks: 0 });
         }
-        attempt
     }
 
     pub fn next_command(&mut self) -> Option<Command> {
@@ -196,9 +175,7 @@ impl Attempt {
 
     /// Goes on as a local attempt on the worker that decodes, over the same stream.
     pub fn recompute(&mut self, now: Moment, progress: &mut Progress) {
-        let Some(target) = self.target().cloned() else {
-            return;
-        };
+        let target = self.target().clone();
         self.undecided = false;
         self.generation = None;
         self.task = Task::Whole {
@@ -215,16 +192,15 @@ impl Attempt {
 
     fn source(&self) -> Option<&Party> {
         match &self.task {
-            Task::Split { prefill, .. } | Task::SingleToken { prefill, .. } => Some(prefill),
+            Task::Split { prefill, .. } => Some(prefill),
             Task::Whole { .. } => None,
         }
     }
 
-    fn target(&self) -> Option<&Party> {
+    fn target(&self) -> &Party {
         match &self.task {
-            Task::Whole { worker } => Some(worker),
-            Task::Split { decode, .. } => Some(decode),
-            Task::SingleToken { .. } => None,
+            Task::Whole { worker } => worker,
+            Task::Split { decode, .. } => decode,
         }
     }
 
@@ -260,11 +236,7 @@ impl Attempt {
     }
 
     fn complete(&mut self, reason: wire::FinishReason, now: Moment, progress: &mut Progress) {
-        let detail = self
-            .target()
-            .or_else(|| self.source())
-            .map(StateDetail::of)
-            .unwrap_or_default();
+        let detail = StateDetail::of(self.target());
         progress.observe(State::Completed, now, detail);
         self.end(End::Finished(reason));
     }

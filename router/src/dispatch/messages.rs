@@ -76,8 +76,12 @@ impl Legs<'_> {
             Checksum::Sampled => wire::ChecksumMode::Sampled,
             Checksum::Off => wire::ChecksumMode::Off,
         };
-        let transfer_timeout =
-            Duration::try_from_secs_f64(self.policy.timeouts.transfer_seconds).unwrap_or(LEASE);
+        // The reader waits from the lease on, and that opens before the source computes. From the seal on this router watches.
+        let timeouts = &self.policy.timeouts;
+        let transfer_timeout = Duration::try_from_secs_f64(
+            timeouts.prefill_start_seconds + timeouts.prefill_seconds + timeouts.transfer_seconds,
+        )
+        .unwrap_or(self.remaining);
         wire::DecodeRequest {
             message: Some(decode_request::Message::Start(wire::DecodeStart {
                 operation: Some(self.operation(worker)),

@@ -22,7 +22,6 @@ impl Attempt {
             PrefillLeg::Started(at) => Some(at.plus(self.limits.prefill)),
         };
         let decode = match (self.decode, self.prefill) {
-            (DecodeLeg::Closed, _) => None,
             (DecodeLeg::Opened(at), _) => Some(at.plus(self.limits.reserve)),
             // While the source computes, its own deadline bounds the wait.
             (DecodeLeg::Reserved(_), PrefillLeg::Opened(_) | PrefillLeg::Started(_)) => None,
@@ -75,11 +74,13 @@ impl Attempt {
             DecodeLeg::Opened(_) => "it did not answer the reservation in time",
             DecodeLeg::Reserved(_) | DecodeLeg::Prefilling(_) => "its prefill took too long",
             DecodeLeg::Ready(_) => "it did not begin to decode in time",
-            DecodeLeg::Decoding(_) | DecodeLeg::Closed => "its next token took too long",
+            DecodeLeg::Decoding(_) => "its next token took too long",
         };
-        if let Some(target) = self.target() {
-            let worker = target.worker.clone();
-            self.fail(Failure::lost(&worker, waited_for, FailureClass::DecodeLost));
-        }
+        let worker = self.target().worker.clone();
+        self.fail(Failure::lost(
+            &worker,
+            waited_for,
+            FailureClass::DecodeLost,
+        ));
     }
 }

@@ -13,9 +13,7 @@ impl Attempt {
     /// A report on the Decode stream.
     pub fn on_decode(&mut self, event: decode_event::Event, now: Moment, progress: &mut Progress) {
         use decode_event::Event;
-        let Some(target) = self.target().cloned() else {
-            return;
-        };
+        let target = self.target().clone();
         if self.ended || self.closing.is_some() {
             return;
         }
@@ -90,10 +88,8 @@ impl Attempt {
         if self.ended || self.closing.is_some() {
             return;
         }
-        if let Some(target) = self.target() {
-            let worker = target.worker.clone();
-            self.fail(Failure::lost(&worker, reason, FailureClass::DecodeLost));
-        }
+        let worker = self.target().worker.clone();
+        self.fail(Failure::lost(&worker, reason, FailureClass::DecodeLost));
     }
 
     fn reserved(

@@ -4,7 +4,7 @@ use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{self, decode_request, prefill_event};
 
-use super::{Attempt, Command, PrefillLeg, Task};
+use super::{Attempt, Command, PrefillLeg};
 use crate::clock::Moment;
 use crate::dispatch::failure::Failure;
 use crate::dispatch::progress::{Party, Progress, StateDetail};
@@ -39,19 +39,7 @@ impl Attempt {
             Event::FirstToken(token) => {
                 self.prefill_computed(&source, now, progress);
                 if self.deliver(token.clone(), &source, now, progress) {
-                    match &self.task {
-                        Task::SingleToken { last_reason, .. } => {
-                            let reason = if last_reason.stop_token_ids.contains(&token.id) {
-                                wire::FinishReason::Stop
-                            } else {
-                                wire::FinishReason::Length
-                            };
-                            self.finished(reason, now, progress);
-                        }
-                        Task::Split { .. } | Task::Whole { .. } => {
-                            self.tell_decode(decode_request::Message::FirstToken(token));
-                        }
-                    }
+                    self.tell_decode(decode_request::Message::FirstToken(token));
                 }
             }
             Event::Sealed(sealed) => {
@@ -63,7 +51,8 @@ impl Attempt {
                 let detail = StateDetail::of(&source).generation(self.generation);
                 progress.observe(State::KvPublished, now, detail);
                 progress.found_cached(sealed.cached_tokens);
-                self.published_so_far(sealed.blocks);
+                // The partly filled last block is published by the seal, with the step before it.
+                self.published.1 = self.published.1.max(sealed.blocks);
                 if let Some((_, reason)) = self.closing {
                     self.complete(reason, now, progress);
                 }
@@ -98,9 +87,7 @@ impl Attempt {
         }
         if let Some(descriptor) = opened.descriptor {
             self.generation = Some(descriptor.generation);
-            if matches!(self.task, Task::Split { .. }) {
-                self.tell_decode(decode_request::Message::Descriptor(descriptor));
-            }
+            self.tell_decode(decode_request::Message::Descriptor(descriptor));
         }
     }
 

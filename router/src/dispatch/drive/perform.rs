@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use baton_protocol::failure::HandoffFailure;
-use baton_protocol::wire::{self, worker_client::WorkerClient};
+use baton_protocol::wire;
 use futures::future::join_all;
 use tokio::time::sleep_until;
-use tonic::transport::Channel;
 use tracing::{debug, info};
 
 use super::prepare::{Clients, Prepared};
@@ -43,7 +42,7 @@ impl Drive {
             held,
             clients,
             link,
-            decode,
+            decode: Some(decode),
             prefill: None,
             opened_prefill: false,
         };
@@ -210,9 +209,7 @@ impl Drive {
         }
         let worker = match performance.attempt.task() {
             Task::Split { decode, .. } => decode.worker.clone(),
-            Task::Whole { .. } | Task::SingleToken { .. } => {
-                return Some(AttemptEnding::Failed(failure));
-            }
+            Task::Whole { .. } => return Some(AttemptEnding::Failed(failure)),
         };
         let open = performance.decode.is_some();
         match self.decide_handoff(&failure, &worker, open, &mut performance.held) {
@@ -229,7 +226,6 @@ impl Drive {
     /// Ends what the workers still do for the attempt.
     async fn clean_up(&self, performance: Performance, ending: &AttemptEnding) {
         let Performance {
-            attempt,
             held,
             clients,
             decode,
@@ -239,19 +235,13 @@ impl Drive {
         } = performance;
         // Dropping a stream ends its operation; the cancellation also ends leases, and reaches a worker behind a lost stream.
         drop((decode, prefill, held));
-        let finished = matches!(ending, AttemptEnding::Run(Ending::Finished(_)));
-        let single = matches!(attempt.task(), Task::SingleToken { .. });
-        if finished && !single {
+        if matches!(ending, AttemptEnding::Run(Ending::Finished(_))) {
             return;
         }
-        let touched: Vec<WorkerClient<Channel>> = clients
-            .decode
+        let touched = [clients.decode]
             .into_iter()
-            .chain(clients.prefill.filter(|_| opened_prefill))
-            .collect();
-        let cancels = touched
-            .into_iter()
-            .map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
+            .chain(clients.prefill.filter(|_| opened_prefill));
+        let cancels = touched.map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
         let cancels = join_all(cancels.collect::<Vec<_>>());
         let again = !matches!(ending, AttemptEnding::Run(_));
         // A late cancellation must not hit the next attempt, and a dead worker must not hold it up.

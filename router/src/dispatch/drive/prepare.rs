@@ -10,7 +10,7 @@ use baton_protocol::wire::{self, worker_client::WorkerClient};
 use tonic::transport::Channel;
 
 use super::{Drive, NoPlan};
-use crate::dispatch::attempt::{Attempt, LastToken, Limits, Task};
+use crate::dispatch::attempt::{Attempt, Limits, Task};
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
 use crate::dispatch::legs::{DecodeLeg, PrefillLeg};
@@ -34,7 +34,7 @@ pub(super) struct Prepared {
 
 /// How the attempt's workers are reached.
 pub(super) struct Clients {
-    pub(super) decode: Option<WorkerClient<Channel>>,
+    pub(super) decode: WorkerClient<Channel>,
     pub(super) prefill: Option<WorkerClient<Channel>>,
     transports: Vec<String>,
     kv_identity: String,
@@ -99,38 +99,27 @@ impl Drive {
                         .unwrap_or_default()
                         .to_owned(),
                 };
-                let source_party = party(source, "prefill");
-                held.dispatched(&source_party, computing(candidate, tokens));
-                if self.remaining_tokens() == 1 {
-                    let task = Task::SingleToken {
-                        prefill: source_party,
-                        last_reason: LastToken {
-                            stop_token_ids: self.request.stopping.stop_token_ids.clone(),
-                        },
-                    };
-                    (task, Some(source), None)
-                } else {
-                    if !self.shared.learning.try_use(&link, &policy, now) {
-                        // The next view shows the link as it is.
-                        self.shared.workers.learnt_more();
-                        return Err(NoPlan::Again);
-                    }
-                    let target = party(decode, "decode");
-                    held.dispatched(&target, generating(candidate, tokens));
-                    held.promise(Promise {
-                        source: link.source.clone(),
-                        target: link.target.clone(),
-                        bytes: candidate.inputs.link.map_or(0, |link| link.missing_bytes),
-                    });
-                    let level = candidate.inputs.link.map_or(0, |link| link.level as usize);
-                    let level = placed.view.fleet.level_name(level).to_owned();
-                    let task = Task::Split {
-                        prefill: source_party,
-                        decode: target,
-                        first_token_by_prefill: policy.first_token == FirstToken::Prefill,
-                    };
-                    (task, Some(source), Some((link, level)))
+                if !self.shared.learning.try_use(&link, &policy, now) {
+                    // The next view shows the link as it is.
+                    self.shared.workers.learnt_more();
+                    return Err(NoPlan::Again);
                 }
+                let (source_party, target) = (party(source, "prefill"), party(decode, "decode"));
+                held.dispatched(&source_party, computing(candidate, tokens));
+                held.dispatched(&target, generating(candidate, tokens));
+                held.promise(Promise {
+                    source: link.source.clone(),
+                    target: link.target.clone(),
+                    bytes: candidate.inputs.link.map_or(0, |link| link.missing_bytes),
+                });
+                let level = candidate.inputs.link.map_or(0, |link| link.level as usize);
+                let level = placed.view.fleet.level_name(level).to_owned();
+                let task = Task::Split {
+                    prefill: source_party,
+                    decode: target,
+                    first_token_by_prefill: policy.first_token == FirstToken::Prefill,
+                };
+                (task, Some(source), Some((link, level)))
             }
         };
         let mut transports: Vec<String> = link
@@ -143,14 +132,13 @@ impl Drive {
                 transports.push(transport.clone());
             }
         }
-        let single = matches!(task, Task::SingleToken { .. });
         Ok(Prepared {
             task,
             limits: Limits::from(&policy.timeouts),
             block_size: decode.card.capacity.block_size,
             held,
             clients: Clients {
-                decode: (!single).then(|| decode.client.clone()),
+                decode: decode.client.clone(),
                 prefill: prefill.map(|source| source.client.clone()),
                 transports,
                 kv_identity: decode.card.kv_identity.clone(),
@@ -167,7 +155,7 @@ impl Drive {
         let now = self.shared.clock.now();
         let plan = match &prepared.task {
             Task::Whole { .. } => lifecycle::Plan::Local,
-            Task::Split { .. } | Task::SingleToken { .. } => lifecycle::Plan::Remote,
+            Task::Split { .. } => lifecycle::Plan::Remote,
         };
         if let (lifecycle::Plan::Local, Some(cause)) = (plan, self.left_remote.take()) {
             self.fell_back(cause, now);
@@ -175,7 +163,6 @@ impl Drive {
         let decides = match &prepared.task {
             Task::Whole { worker } => worker,
             Task::Split { decode, .. } => decode,
-            Task::SingleToken { prefill, .. } => prefill,
         };
         let detail = StateDetail {
             operation: None,
@@ -200,7 +187,7 @@ impl Drive {
 }
 
 impl Clients {
-    pub(super) fn open_decode(&self, drive: &Drive, task: &Task) -> Option<DecodeLeg> {
+    pub(super) fn open_decode(&self, drive: &Drive, task: &Task) -> DecodeLeg {
         let legs = self.legs(drive);
         let start = match task {
             Task::Whole { worker } => legs.decode_whole(worker),
@@ -209,9 +196,8 @@ impl Clients {
                 first_token_by_prefill,
                 ..
             } => legs.decode_handed(decode, *first_token_by_prefill, self.transports.clone()),
-            Task::SingleToken { .. } => return None,
         };
-        Some(DecodeLeg::open(self.decode.clone()?, start))
+        DecodeLeg::open(self.decode.clone(), start)
     }
 
     pub(super) fn open_prefill(
@@ -228,7 +214,6 @@ impl Clients {
                 first_token_by_prefill,
                 ..
             } => legs.prefill(prefill, skip_blocks, *first_token_by_prefill),
-            Task::SingleToken { prefill, .. } => legs.prefill(prefill, skip_blocks, true),
         };
         Some(PrefillLeg::open(self.prefill.clone()?, request))
     }
