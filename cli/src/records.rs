@@ -19,7 +19,7 @@ use crate::failure::wrong_input;
 #[derive(Debug)]
 pub(crate) enum Records {
     StateDir(PathBuf),
-    Router(Client),
+    Router(Box<Client>),
 }
 
 /// Records that a router is asked for at once; it keeps about as many.
@@ -28,7 +28,7 @@ const LAST: usize = 1024;
 impl Records {
     pub(crate) fn of(arguments: &RecordArguments) -> Self {
         match &arguments.admin {
-            Some(address) => Self::Router(Client::new(address)),
+            Some(address) => Self::Router(Box::new(Client::new(address))),
             None => Self::StateDir(arguments.state_dir.clone()),
         }
     }

@@ -323,3 +323,6 @@ fn bytes(count: u64) -> String {
         _ => format!("{:.1} MB", count as f64 / 1e6),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,7 @@ impl Traffic {
         let admin = Client::new(&admin.to_string());
         Self {
             api: Client::new(&listen.to_string()),
-            records: Records::Router(admin.clone()),
+            records: Records::Router(Box::new(admin.clone())),
             admin,
         }
     }
