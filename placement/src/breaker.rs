@@ -15,7 +15,10 @@ const LONGEST_BACK_OFF: f64 = 32.0;
 pub enum TransferResult {
     /// Whole, in so many milliseconds where so many were expected. Slow enough, it counts as a failure: that is how a silent
     /// fallback to a slower transport shows.
-    Done { actual: f64, expected: f64 },
+    Done {
+        actual: f64,
+        expected: f64,
+    },
     Failed,
 }
 
@@ -198,7 +201,10 @@ mod tests {
         assert!(!breaker.try_use(9_000.0));
         assert_eq!(breaker.state(10_002.0), BreakerState::HalfOpen);
         assert!(breaker.try_use(10_002.0));
-        assert!(!breaker.try_use(10_003.0), "a second run has to wait for the probe");
+        assert!(
+            !breaker.try_use(10_003.0),
+            "a second run has to wait for the probe"
+        );
         breaker.observe(TransferResult::Failed, 10_100.0);
         assert_eq!(breaker.state(30_000.0), BreakerState::Open);
         assert!(breaker.try_use(30_101.0));

@@ -19,7 +19,9 @@ const MEMORY_MILLISECONDS: f64 = 60_000.0;
 /// Why a recompute was not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetRefusal {
-    #[error("the decode worker recomputes {0} runs already (fallback.localRecompute.maxConcurrentPerWorker)")]
+    #[error(
+        "the decode worker recomputes {0} runs already (fallback.localRecompute.maxConcurrentPerWorker)"
+    )]
     Concurrent(u32),
     #[error("too many of the last runs were recomputed (fallback.localRecompute.maxPercent)")]
     Share,
@@ -134,7 +136,9 @@ mod tests {
         let worker = WorkerId::from("d0");
         while budget.begin(&worker, 0.0).is_ok() {}
         let later = 3_600_000.0;
-        let granted = (0..100).filter(|_| budget.begin(&worker, later).is_ok()).count();
+        let granted = (0..100)
+            .filter(|_| budget.begin(&worker, later).is_ok())
+            .count();
         assert!((3..=4).contains(&granted), "{granted}");
         let mut none = FallbackBudget::new(policy(1_000, 0.0), 0.0);
         assert_eq!(none.begin(&worker, 0.0), Err(BudgetRefusal::Share));

@@ -11,7 +11,9 @@ mod quantile;
 mod worker;
 
 pub use link::LinkCalibrator;
-pub use prior::{DecodeMeasurement, PrefillMeasurement, built_in, built_in_names, link_prior, measured};
+pub use prior::{
+    DecodeMeasurement, PrefillMeasurement, built_in, built_in_names, link_prior, measured,
+};
 pub use quantile::RatioQuantile;
 pub use worker::{StepShape, WorkerCalibrator};
 

@@ -49,7 +49,9 @@ pub struct WorkerCoefficients {
 impl WorkerCoefficients {
     /// Finite, not negative, and no step takes no time. What a peer published is checked with this before it is used.
     pub fn is_sound(&self) -> bool {
-        let values = [self.a, self.b, self.k, self.floor, self.d0, self.d1, self.d2];
+        let values = [
+            self.a, self.b, self.k, self.floor, self.d0, self.d1, self.d2,
+        ];
         sound(&values)
             && sound(&self.upper.prefill)
             && sound(&self.upper.decode)
@@ -59,7 +61,9 @@ impl WorkerCoefficients {
 }
 
 fn sound(values: &[f64]) -> bool {
-    values.iter().all(|value| value.is_finite() && *value >= 0.0)
+    values
+        .iter()
+        .all(|value| value.is_finite() && *value >= 0.0)
 }
 
 /// Upper factors per phase and load bucket.
@@ -197,7 +201,8 @@ mod tests {
         assert_eq!(back.digest(), set.digest());
         assert_eq!(set.digest().len(), 32);
         let before = set.digest();
-        set.workers[0].coefficients.d2 = f64::from_bits(set.workers[0].coefficients.d2.to_bits() + 1);
+        set.workers[0].coefficients.d2 =
+            f64::from_bits(set.workers[0].coefficients.d2.to_bits() + 1);
         assert_ne!(before, set.digest());
     }
 }

@@ -210,19 +210,36 @@ mod tests {
     fn an_idle_worker_computes_a_prompt_in_one_step() {
         let cost = prompt(&worker(), ChunkRule::Bounded, Some(150.0), 600, 0, 0.0, 0.0);
         assert_eq!(cost.steps, 1);
-        assert!(close(cost.wall, 5.0 + 4800.0 + 0.002 * 180_000.0), "{cost:?}");
+        assert!(
+            close(cost.wall, 5.0 + 4800.0 + 0.002 * 180_000.0),
+            "{cost:?}"
+        );
         assert_eq!(cost.extra, 0.0);
         assert_eq!(cost.last_chunk, 600);
     }
 
     #[test]
     fn beside_decode_the_chunks_shrink_and_attention_adds_up_to_the_same() {
-        let cost = prompt(&worker(), ChunkRule::Bounded, Some(150.0), 600, 0, 1.0, 300.0);
+        let cost = prompt(
+            &worker(),
+            ChunkRule::Bounded,
+            Some(150.0),
+            600,
+            0,
+            1.0,
+            300.0,
+        );
         assert_eq!(cost.steps, 5);
         assert_eq!(cost.last_chunk, 88);
         // Attention over the whole prompt does not depend on how it is cut.
-        assert!(close(cost.wall, 5.0 * (5.0 + 2.4) + 4800.0 + 360.0), "{cost:?}");
-        assert!(close(cost.extra, 5.0 * (5.0 - 20.0) + 4800.0 + 360.0), "{cost:?}");
+        assert!(
+            close(cost.wall, 5.0 * (5.0 + 2.4) + 4800.0 + 360.0),
+            "{cost:?}"
+        );
+        assert!(
+            close(cost.extra, 5.0 * (5.0 - 20.0) + 4800.0 + 360.0),
+            "{cost:?}"
+        );
     }
 
     #[test]
@@ -241,11 +258,20 @@ mod tests {
             let chunk = chunk_bound(&gpu, 32.0, 65_536.0, Some(30.0), cached);
             assert!(chunk > SMALLEST_CHUNK && chunk < LARGEST_CHUNK);
             let step = |tokens: u32| mixed_step(&gpu, f64::from(tokens), cached, 32.0, 65_536.0);
-            assert!(step(chunk) <= 25.0 + 1e-9 && step(chunk + 1) > 25.0, "{chunk}");
+            assert!(
+                step(chunk) <= 25.0 + 1e-9 && step(chunk + 1) > 25.0,
+                "{chunk}"
+            );
         }
-        assert_eq!(chunk_bound(&gpu, 256.0, 1e6, Some(30.0), 0.0), SMALLEST_CHUNK);
+        assert_eq!(
+            chunk_bound(&gpu, 256.0, 1e6, Some(30.0), 0.0),
+            SMALLEST_CHUNK
+        );
         assert_eq!(chunk_bound(&gpu, 0.0, 0.0, Some(30.0), 0.0), LARGEST_CHUNK);
-        assert_eq!(chunk_bound(&gpu, 1.0, 10.0, None, 0.0), CHUNK_WITHOUT_OBJECTIVE);
+        assert_eq!(
+            chunk_bound(&gpu, 1.0, 10.0, None, 0.0),
+            CHUNK_WITHOUT_OBJECTIVE
+        );
     }
 
     #[test]
@@ -271,10 +297,16 @@ mod tests {
         let block = 16.0 * 23_000.0;
         let one_step = prompt(&worker(), ChunkRule::Bounded, None, 600, 0, 0.0, 0.0);
         let whole = transfer(&link, 38.0 * block, 38.0);
-        assert!(close(exposed_transfer(&link, &one_step, 38.0 * block, 0.0, 38, 16, block), whole));
+        assert!(close(
+            exposed_transfer(&link, &one_step, 38.0 * block, 0.0, 38, 16, block),
+            whole
+        ));
         let chunked = prompt(&worker(), ChunkRule::Fixed(128), None, 600, 0, 0.0, 0.0);
         let exposed = exposed_transfer(&link, &chunked, 38.0 * block, 0.0, 38, 16, block);
-        assert!(close(exposed, transfer(&link, 6.0 * block, 6.0)), "{exposed}");
+        assert!(
+            close(exposed, transfer(&link, 6.0 * block, 6.0)),
+            "{exposed}"
+        );
         let behind = exposed_transfer(&link, &chunked, 38.0 * block, 1e10, 38, 16, block);
         assert!(behind > 5_000.0, "{behind}");
     }

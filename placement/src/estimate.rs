@@ -89,7 +89,10 @@ impl EstimateTracker {
             return Vec::new();
         }
         let path = Path::from(chosen.kind);
-        let ttft = record.outcome.as_ref().and_then(|outcome| outcome.ttft_milliseconds);
+        let ttft = record
+            .outcome
+            .as_ref()
+            .and_then(|outcome| outcome.ttft_milliseconds);
         if let Some(ttft) = ttft {
             self.observe(
                 path,
@@ -104,7 +107,11 @@ impl EstimateTracker {
             ("queue", terms.queue, actual.terms.queue),
             ("prefill", terms.prefill, actual.terms.prefill),
             ("transfer", terms.transfer, actual.terms.transfer),
-            ("synchronization", terms.synchronization, actual.terms.synchronization),
+            (
+                "synchronization",
+                terms.synchronization,
+                actual.terms.synchronization,
+            ),
             ("admission", terms.admission, actual.terms.admission),
             ("timeToFirstToken", chosen.mean, ttft),
         ];

@@ -147,9 +147,7 @@ impl Fleet {
 
     /// State of the link that a pair would use first, for display.
     pub fn breaker(&self, prefill: WorkerIndex, decode: WorkerIndex) -> BreakerState {
-        self.links.worst_breaker(
-            self.workers.domain[prefill],
-            self.workers.domain[decode],
-        )
+        self.links
+            .worst_breaker(self.workers.domain[prefill], self.workers.domain[decode])
     }
 }

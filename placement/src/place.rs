@@ -76,9 +76,13 @@ pub struct Candidate {
 pub enum Outcome {
     Run(Plan),
     /// Place again later; the request may wait so long in all.
-    Wait { milliseconds: f64 },
+    Wait {
+        milliseconds: f64,
+    },
     /// 503, with this `Retry-After`.
-    Reject { retry_after_seconds: u32 },
+    Reject {
+        retry_after_seconds: u32,
+    },
 }
 
 /// Why, in one word.
@@ -189,7 +193,13 @@ impl Decision {
 }
 
 /// Places one request. Deterministic at temperature 0 with fewer than four routers; otherwise given `rng`.
-pub fn place(fleet: &Fleet, request: &Request, policy: &Policy, now: f64, rng: &mut Rng) -> Decision {
+pub fn place(
+    fleet: &Fleet,
+    request: &Request,
+    policy: &Policy,
+    now: f64,
+    rng: &mut Rng,
+) -> Decision {
     let mode = match (request.mode, policy.overrides) {
         (Some(asked), Overrides::Allowed) => asked,
         _ => policy.mode,

@@ -17,13 +17,17 @@ use crate::record::{DecisionRecord, SCHEMA};
 pub enum ReplayError {
     #[error("run {run}: schema is {found:?}: only {SCHEMA:?} can be replayed")]
     Schema { run: RunId, found: String },
-    #[error("run {run}: coefficient set {given} was given, but the record used {recorded}: read coefficients/{recorded}.json")]
+    #[error(
+        "run {run}: coefficient set {given} was given, but the record used {recorded}: read coefficients/{recorded}.json"
+    )]
     Coefficients {
         run: RunId,
         recorded: String,
         given: String,
     },
-    #[error("run {run}: policy {given} was given, but the record used {recorded}: read policies/{recorded}.json, or ask what-if")]
+    #[error(
+        "run {run}: policy {given} was given, but the record used {recorded}: read policies/{recorded}.json, or ask what-if"
+    )]
     Policy {
         run: RunId,
         recorded: String,
@@ -31,7 +35,9 @@ pub enum ReplayError {
     },
     #[error("run {run}: mode {mode:?} is none of this policy's")]
     Mode { run: RunId, mode: String },
-    #[error("run {run}: candidate {index} names a class or link that is not in the coefficient set")]
+    #[error(
+        "run {run}: candidate {index} names a class or link that is not in the coefficient set"
+    )]
     Candidate { run: RunId, index: usize },
 }
 
@@ -133,7 +139,14 @@ fn decide(
         record.random_seed,
     );
     let explanation = explain::sentence(
-        &choice, &candidates, &facts, policy, &rules, mode, &filtered, &names,
+        &choice,
+        &candidates,
+        &facts,
+        policy,
+        &rules,
+        mode,
+        &filtered,
+        &names,
     );
     let decision = Decision {
         seed: record.random_seed,
@@ -165,26 +178,60 @@ pub fn differences(record: &DecisionRecord, decision: &Decision) -> Vec<ReplayDi
         }
     };
     let text = |value: f64| format!("{value:?} ({:016x})", value.to_bits());
-    differ("chosen".into(), format!("{:?}", record.chosen), format!("{:?}", decision.chosen));
-    differ("runnerUp".into(), format!("{:?}", record.runner_up), format!("{:?}", decision.runner_up));
-    differ("reason".into(), record.reason.word(), decision.reason.word());
-    differ("explanation".into(), record.explanation.clone(), decision.explanation.clone());
+    differ(
+        "chosen".into(),
+        format!("{:?}", record.chosen),
+        format!("{:?}", decision.chosen),
+    );
+    differ(
+        "runnerUp".into(),
+        format!("{:?}", record.runner_up),
+        format!("{:?}", decision.runner_up),
+    );
+    differ(
+        "reason".into(),
+        record.reason.word(),
+        decision.reason.word(),
+    );
+    differ(
+        "explanation".into(),
+        record.explanation.clone(),
+        decision.explanation.clone(),
+    );
     differ(
         "candidates".into(),
         record.candidates.len().to_string(),
         decision.candidates.len().to_string(),
     );
-    for (index, (recorded, replayed)) in record.candidates.iter().zip(&decision.candidates).enumerate() {
+    for (index, (recorded, replayed)) in record
+        .candidates
+        .iter()
+        .zip(&decision.candidates)
+        .enumerate()
+    {
         let numbers = [
             ("mean", recorded.mean, replayed.mean),
             ("upper", recorded.upper, replayed.upper),
             ("cost", recorded.cost, replayed.cost),
         ];
         for (name, before, after) in numbers {
-            differ(format!("candidates[{index}].{name}"), text(before), text(after));
+            differ(
+                format!("candidates[{index}].{name}"),
+                text(before),
+                text(after),
+            );
         }
-        for ((name, before), (_, after)) in recorded.terms.named().into_iter().zip(replayed.terms.named()) {
-            differ(format!("candidates[{index}].terms.{name}"), text(before), text(after));
+        for ((name, before), (_, after)) in recorded
+            .terms
+            .named()
+            .into_iter()
+            .zip(replayed.terms.named())
+        {
+            differ(
+                format!("candidates[{index}].terms.{name}"),
+                text(before),
+                text(after),
+            );
         }
     }
     found

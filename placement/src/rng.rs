@@ -58,10 +58,7 @@ mod tests {
         let mut first = Rng::new(7);
         let mut second = Rng::new(7);
         let drawn: Vec<u64> = (0..8).map(|_| first.next_u64()).collect();
-        assert_eq!(
-            drawn,
-            (0..8).map(|_| second.next_u64()).collect::<Vec<_>>()
-        );
+        assert_eq!(drawn, (0..8).map(|_| second.next_u64()).collect::<Vec<_>>());
         assert_ne!(
             Rng::stream(7, Purpose::SampleWorkers).next_u64(),
             Rng::stream(7, Purpose::Temperature).next_u64()
@@ -75,7 +72,10 @@ mod tests {
         for _ in 0..50_000 {
             counts[rng.below(5)] += 1;
         }
-        assert!(counts.iter().all(|&count| (9_500..10_500).contains(&count)), "{counts:?}");
+        assert!(
+            counts.iter().all(|&count| (9_500..10_500).contains(&count)),
+            "{counts:?}"
+        );
         assert_eq!(rng.below(0), 0);
         assert!(rng.next_seed() < 1 << 53);
     }

@@ -6,6 +6,11 @@
 //! is not held back by what it once was. A prior enters as a weak quadratic term that is never forgotten, so what the samples do not determine stays where it
 //! was. Residuals are relative: a step twice as long may be off by twice as much.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "three by three, in the index notation of the formulas"
+)]
+
 use std::collections::HashMap;
 
 /// Samples of one bucket count with this factor per newer sample of the same bucket: about the last 33 matter.
@@ -160,7 +165,8 @@ fn least_squares(matrix: &Matrix, vector: &Vector) -> Option<Vector> {
             normalised[i][j] /= (matrix[i][i] * matrix[j][j]).sqrt();
         }
     }
-    if !(determinant(&normalised) > ILL_CONDITIONED) {
+    let determined = determinant(&normalised);
+    if determined.is_nan() || determined <= ILL_CONDITIONED {
         return None;
     }
     let mut best: Option<(f64, Vector)> = None;
@@ -180,7 +186,10 @@ fn least_squares(matrix: &Matrix, vector: &Vector) -> Option<Vector> {
         let Some(solution) = cramer(&reduced, &right) else {
             continue;
         };
-        if solution.iter().any(|&value| !value.is_finite() || value < 0.0) {
+        if solution
+            .iter()
+            .any(|&value| !value.is_finite() || value < 0.0)
+        {
             continue;
         }
         let mut objective = 0.0;
@@ -208,7 +217,7 @@ fn cramer(matrix: &Matrix, right: &Vector) -> Option<Vector> {
     let mut by = [0.0; 3];
     for i in 0..3 {
         by[i] = matrix[i][i].sqrt();
-        if !(by[i] > 0.0) {
+        if by[i].is_nan() || by[i] <= 0.0 {
             return None;
         }
     }
@@ -221,7 +230,7 @@ fn cramer(matrix: &Matrix, right: &Vector) -> Option<Vector> {
         target[i] /= by[i];
     }
     let whole = determinant(&unit);
-    if !(whole.abs() > ILL_CONDITIONED) {
+    if whole.is_nan() || whole.abs() <= ILL_CONDITIONED {
         return None;
     }
     let mut solution = [0.0; 3];
@@ -250,7 +259,11 @@ mod tests {
             fit.observe(round as u32 % 5, features, value);
         }
         for i in 0..3 {
-            assert!((fit.theta()[i] / truth[i] - 1.0).abs() < 0.02, "{:?}", fit.theta());
+            assert!(
+                (fit.theta()[i] / truth[i] - 1.0).abs() < 0.02,
+                "{:?}",
+                fit.theta()
+            );
         }
     }
 
@@ -260,11 +273,19 @@ mod tests {
         let mut fit = Fit::new([1.0, 2e-6, 0.02], [1.0, 1e6, 10.0]);
         for round in 1..60 {
             let blocks = f64::from(round % 12 + 1);
-            fit.observe(0, [1.0, blocks * 1e5, blocks], 1.0 + blocks * 0.1 + blocks * 0.01);
+            fit.observe(
+                0,
+                [1.0, blocks * 1e5, blocks],
+                1.0 + blocks * 0.1 + blocks * 0.01,
+            );
         }
         let [alpha, per_byte, per_block] = fit.theta();
         assert!((alpha - 1.0).abs() < 0.2, "{:?}", fit.theta());
-        assert!((per_byte * 1e5 + per_block - 0.11).abs() < 0.011, "{:?}", fit.theta());
+        assert!(
+            (per_byte * 1e5 + per_block - 0.11).abs() < 0.011,
+            "{:?}",
+            fit.theta()
+        );
         assert!(per_byte > 0.0 && per_block >= 0.0);
     }
 
@@ -276,7 +297,11 @@ mod tests {
             // Falls with x: the best line has a negative slope.
             fit.observe(0, [1.0, x, x * x], 10.0 / x);
         }
-        assert!(fit.theta().iter().all(|&value| value >= 0.0), "{:?}", fit.theta());
+        assert!(
+            fit.theta().iter().all(|&value| value >= 0.0),
+            "{:?}",
+            fit.theta()
+        );
     }
 
     #[test]

@@ -53,7 +53,8 @@ impl LinkCalibrator {
 
     /// How long a transfer would take, milliseconds: what a breaker compares with.
     pub fn predict(&self, bytes: u64, descriptors: u32) -> f64 {
-        self.fit.predict([1.0, bytes as f64, f64::from(descriptors)])
+        self.fit
+            .predict([1.0, bytes as f64, f64::from(descriptors)])
     }
 
     pub fn coefficients(&self) -> LinkCoefficients {
@@ -84,7 +85,11 @@ mod tests {
             let blocks = 1 + rng.below(60) as u32;
             let bytes = u64::from(blocks) * 368_640;
             let noise = 1.0 + 0.08 * (rng.unit() - 0.5);
-            link.observe(bytes, blocks, truth(bytes as f64, f64::from(blocks)) * noise);
+            link.observe(
+                bytes,
+                blocks,
+                truth(bytes as f64, f64::from(blocks)) * noise,
+            );
             link.observe_synchronization(4.0);
         }
         for blocks in [1u32, 5, 20, 60] {
@@ -94,6 +99,10 @@ mod tests {
         }
         let coefficients = link.coefficients();
         assert!((coefficients.synchronization - 4.0).abs() < 0.1);
-        assert!((1.0..1.1).contains(&coefficients.upper), "{}", coefficients.upper);
+        assert!(
+            (1.0..1.1).contains(&coefficients.upper),
+            "{}",
+            coefficients.upper
+        );
     }
 }

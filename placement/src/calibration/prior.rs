@@ -7,12 +7,30 @@ use crate::coefficients::{LinkCoefficients, PhaseFactors, UNMEASURED_UPPER, Work
 /// off by a few to forty percent on a real device, which costs placement almost nothing until the first steps are seen.
 /// Name, a, b, k, floor, d0, d1, d2.
 const TABLE: [(&str, [f64; 7]); 6] = [
-    ("h200-8b-tp1", [1.66, 0.01972, 8.16e-7, 5.4, 4.88, 0.0139, 2.95e-5]),
-    ("h100-8b-tp1", [2.66, 0.01939, 8.07e-7, 7.0, 6.37, 0.0119, 4.17e-5]),
-    ("h200-32b-tp2", [4.98, 0.04846, 1.665e-6, 13.4, 10.56, 0.0299, 2.99e-5]),
-    ("h100-32b-tp2", [6.49, 0.04891, 1.621e-6, 16.8, 13.57, 0.0274, 4.22e-5]),
-    ("h200-70b-tp4", [4.18, 0.06119, 1.025e-6, 13.2, 11.93, 0.0393, 1.87e-5]),
-    ("h100-70b-tp4", [6.48, 0.06083, 9.99e-7, 16.7, 15.05, 0.0381, 2.65e-5]),
+    (
+        "h200-8b-tp1",
+        [1.66, 0.01972, 8.16e-7, 5.4, 4.88, 0.0139, 2.95e-5],
+    ),
+    (
+        "h100-8b-tp1",
+        [2.66, 0.01939, 8.07e-7, 7.0, 6.37, 0.0119, 4.17e-5],
+    ),
+    (
+        "h200-32b-tp2",
+        [4.98, 0.04846, 1.665e-6, 13.4, 10.56, 0.0299, 2.99e-5],
+    ),
+    (
+        "h100-32b-tp2",
+        [6.49, 0.04891, 1.621e-6, 16.8, 13.57, 0.0274, 4.22e-5],
+    ),
+    (
+        "h200-70b-tp4",
+        [4.18, 0.06119, 1.025e-6, 13.2, 11.93, 0.0393, 1.87e-5],
+    ),
+    (
+        "h100-70b-tp4",
+        [6.48, 0.06083, 9.99e-7, 16.7, 15.05, 0.0381, 2.65e-5],
+    ),
 ];
 
 /// Names of the built-in priors.
@@ -74,7 +92,10 @@ pub fn measured(
         [1.0, 1e3, 1e6],
     );
     let step = widest.milliseconds;
-    let mut decode_fit = Fit::new([step * 0.9, step * 0.05, step * 1e-5], [1.0, 16.0, 16_384.0]);
+    let mut decode_fit = Fit::new(
+        [step * 0.9, step * 0.05, step * 1e-5],
+        [1.0, 16.0, 16_384.0],
+    );
     // Each step counts several times: what is there has to outweigh the guess it starts from.
     for _ in 0..4 {
         for one in prefill {
@@ -105,13 +126,14 @@ pub fn measured(
 /// A prior for a link by kind of transport, on the careful side of what was measured (reference cost model, section 2c; 2 ms for
 /// the lease protocol as in the placement lab). An unknown kind is taken for TCP.
 pub fn link_prior(transport: &str) -> LinkCoefficients {
-    let (alpha, gigabytes_per_second, per_descriptor) = match transport.to_ascii_lowercase().as_str() {
-        "local" => (0.05, 8.0, 0.001),
-        "shm" => (0.2, 6.0, 0.002),
-        "rdma" => (0.4, 40.0, 0.001),
-        "cudaipc" | "cuda-ipc" => (0.1, 300.0, 0.001),
-        _ => (1.0, 1.0, 0.005),
-    };
+    let (alpha, gigabytes_per_second, per_descriptor) =
+        match transport.to_ascii_lowercase().as_str() {
+            "local" => (0.05, 8.0, 0.001),
+            "shm" => (0.2, 6.0, 0.002),
+            "rdma" => (0.4, 40.0, 0.001),
+            "cudaipc" | "cuda-ipc" => (0.1, 300.0, 0.001),
+            _ => (1.0, 1.0, 0.005),
+        };
     LinkCoefficients {
         alpha,
         per_byte: 1e-6 / gigabytes_per_second,

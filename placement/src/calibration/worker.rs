@@ -85,7 +85,9 @@ impl WorkerCalibrator {
 
     /// Takes in one step that took so many milliseconds.
     pub fn observe(&mut self, step: &StepShape, milliseconds: f64) {
-        if !(milliseconds.is_finite() && milliseconds > 0.0) || (step.tokens == 0 && step.sequences == 0) {
+        if !(milliseconds.is_finite() && milliseconds > 0.0)
+            || (step.tokens == 0 && step.sequences == 0)
+        {
             return;
         }
         let predicted = self.predict(step);
@@ -96,7 +98,8 @@ impl WorkerCalibrator {
                 self.decode_ratios[bucket].observe(milliseconds / predicted);
             }
             let place = log2(sequences) * 32 + log2(context / sequences) / 2;
-            self.decode.observe(place, [1.0, sequences, context], milliseconds);
+            self.decode
+                .observe(place, [1.0, sequences, context], milliseconds);
             return;
         }
         if predicted > 0.0 && self.prefill.samples() >= SETTLING {

@@ -40,6 +40,7 @@ pub struct WorkerEntry {
     pub block_size: u32,
     /// Bytes of KV per token over all layers.
     pub bytes_per_token: u64,
+    /// 0: no limit.
     pub max_sequences: u32,
 }
 
@@ -61,11 +62,17 @@ pub struct ReportedLoad {
 /// A snapshot that would not hold together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
-    #[error("worker {worker}: class {class:?} is not in the coefficient set: add its coefficients first")]
+    #[error(
+        "worker {worker}: class {class:?} is not in the coefficient set: add its coefficients first"
+    )]
     UnknownClass { worker: WorkerId, class: String },
-    #[error("link {link}: there is no such entry in the coefficient set: add its coefficients first")]
+    #[error(
+        "link {link}: there is no such entry in the coefficient set: add its coefficients first"
+    )]
     UnknownLink { link: u32 },
-    #[error("coefficient set: {name} has a value that is negative or no number: keep its last good coefficients, or its prior")]
+    #[error(
+        "coefficient set: {name} has a value that is negative or no number: keep its last good coefficients, or its prior"
+    )]
     Unsound { name: String },
     #[error("worker {worker}: block size is 0: read it from the card")]
     NoBlockSize { worker: WorkerId },
@@ -134,7 +141,11 @@ impl FleetBuilder {
         transport: &str,
         link: u32,
     ) -> &mut Self {
-        let key = (self.domain(source), self.domain(target), self.transport(transport));
+        let key = (
+            self.domain(source),
+            self.domain(target),
+            self.transport(transport),
+        );
         self.links.exact.insert(key, link);
         self
     }
@@ -153,7 +164,11 @@ impl FleetBuilder {
         transport: &str,
         state: BreakerState,
     ) -> &mut Self {
-        let key = (self.domain(source), self.domain(target), self.transport(transport));
+        let key = (
+            self.domain(source),
+            self.domain(target),
+            self.transport(transport),
+        );
         self.links.breakers.insert(key, state);
         self
     }
@@ -174,19 +189,38 @@ impl FleetBuilder {
     /// The snapshot. Fails where a worker or link names coefficients that are not in the set.
     pub fn build(mut self) -> Result<Fleet, FleetError> {
         let known = self.coefficients.links.len();
-        let used = self.links.exact.values().chain(self.links.by_level.values());
-        if let Some(&link) = used.copied().collect::<Vec<_>>().iter().find(|&&link| link as usize >= known) {
+        let used = self
+            .links
+            .exact
+            .values()
+            .chain(self.links.by_level.values());
+        if let Some(&link) = used
+            .copied()
+            .collect::<Vec<_>>()
+            .iter()
+            .find(|&&link| link as usize >= known)
+        {
             return Err(FleetError::UnknownLink { link });
         }
         let unsound = |sound: bool, name: String| {
-            if sound { Ok(()) } else { Err(FleetError::Unsound { name }) }
+            if sound {
+                Ok(())
+            } else {
+                Err(FleetError::Unsound { name })
+            }
         };
         for class in &self.coefficients.workers {
-            unsound(class.coefficients.is_sound(), format!("class {}", class.name))?;
+            unsound(
+                class.coefficients.is_sound(),
+                format!("class {}", class.name),
+            )?;
         }
         for link in &self.coefficients.links {
             let name = &link.name;
-            let name = format!("link {} → {} ({})", name.source, name.target, name.transport);
+            let name = format!(
+                "link {} → {} ({})",
+                name.source, name.target, name.transport
+            );
             unsound(link.coefficients.is_sound(), name)?;
         }
         let classes: HashMap<String, u32> = self
@@ -211,9 +245,13 @@ impl FleetBuilder {
             }
             workers.class.push(class);
             workers.domain.push(self.domain(&entry.domain));
-            workers.transports.push(self.transport_set(&entry.transports));
+            workers
+                .transports
+                .push(self.transport_set(&entry.transports));
             workers.pool.push(intern(&mut pools, entry.pool));
-            workers.compatibility.push(intern(&mut compatibility, entry.compatibility));
+            workers
+                .compatibility
+                .push(intern(&mut compatibility, entry.compatibility));
             workers.id.push(entry.id);
             workers.incarnation.push(entry.incarnation);
             workers.slot.push(entry.slot);
@@ -235,7 +273,10 @@ impl FleetBuilder {
             workers.free_blocks.push(entry.load.free_blocks);
             workers.block_size.push(entry.block_size);
             workers.bytes_per_token.push(entry.bytes_per_token);
-            workers.max_sequences.push(entry.max_sequences);
+            workers.max_sequences.push(match entry.max_sequences {
+                0 => u32::MAX,
+                limit => limit,
+            });
         }
         let mut compatible = vec![vec![false; compatibility.len()]; compatibility.len()];
         for (prefill, decode) in &self.pairs {
@@ -279,9 +320,12 @@ impl FleetBuilder {
 
 /// The position of a value, added if it is new. Linear: there are few distinct ones.
 fn intern<T: PartialEq>(known: &mut Vec<T>, value: T) -> u32 {
-    let position = known.iter().position(|seen| *seen == value).unwrap_or_else(|| {
-        known.push(value);
-        known.len() - 1
-    });
+    let position = known
+        .iter()
+        .position(|seen| *seen == value)
+        .unwrap_or_else(|| {
+            known.push(value);
+            known.len() - 1
+        });
     position as u32
 }

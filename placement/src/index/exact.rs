@@ -92,7 +92,10 @@ impl PrefixIndex for ExactIndex {
             IndexEvent::Stored(hashes) => self.store(slot, hashes),
             IndexEvent::Removed(hashes) => {
                 for &hash in hashes {
-                    let removed = self.held.get_mut(&slot).is_some_and(|held| held.remove(&hash));
+                    let removed = self
+                        .held
+                        .get_mut(&slot)
+                        .is_some_and(|held| held.remove(&hash));
                     if removed {
                         self.release(slot, hash);
                     }
@@ -166,9 +169,21 @@ mod tests {
         let mut index = ExactIndex::new();
         index.apply(0, IndexEvent::Stored(&chain));
         index.apply(70, IndexEvent::Stored(&chain[..2]));
-        assert_eq!((index.matches(&chain).depth(0), index.matches(&chain).depth(70)), (4, 2));
+        assert_eq!(
+            (
+                index.matches(&chain).depth(0),
+                index.matches(&chain).depth(70)
+            ),
+            (4, 2)
+        );
         index.apply(0, IndexEvent::Removed(&chain[1..2]));
-        assert_eq!((index.matches(&chain).depth(0), index.matches(&chain).depth(70)), (1, 2));
+        assert_eq!(
+            (
+                index.matches(&chain).depth(0),
+                index.matches(&chain).depth(70)
+            ),
+            (1, 2)
+        );
         index.apply(70, IndexEvent::Cleared);
         assert_eq!(index.matches(&chain).iter().collect::<Vec<_>>(), [(0, 1)]);
         index.remove_worker(0);

@@ -77,7 +77,12 @@ fn best_remote_for(candidates: &[Candidate], local: usize) -> Option<usize> {
 
 /// Cost with what remote has to be cheaper by.
 fn handicapped(candidate: &Candidate, margin: f64) -> f64 {
-    candidate.cost + if candidate.plan.is_remote() { margin } else { 0.0 }
+    candidate.cost
+        + if candidate.plan.is_remote() {
+            margin
+        } else {
+            0.0
+        }
 }
 
 fn margin(candidates: &[Candidate], rules: &Rules, mode: Mode) -> f64 {
@@ -256,7 +261,8 @@ impl Chooser<'_> {
     }
 
     fn conditional(&self) -> Picked {
-        let (Some(remote), local) = (best_remote(self.candidates), best_local(self.candidates)) else {
+        let (Some(remote), local) = (best_remote(self.candidates), best_local(self.candidates))
+        else {
             return self.no_prefill();
         };
         let Some(local) = local else {
@@ -285,8 +291,12 @@ impl Chooser<'_> {
             .collect();
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let width = self.rules.temperature * least.max(1.0);
-        let weights: Vec<f64> = costs.iter().map(|cost| (-(cost - least) / width).exp()).collect();
-        let mut left = Rng::stream(self.seed, Purpose::Temperature).unit() * weights.iter().sum::<f64>();
+        let weights: Vec<f64> = costs
+            .iter()
+            .map(|cost| (-(cost - least) / width).exp())
+            .collect();
+        let mut left =
+            Rng::stream(self.seed, Purpose::Temperature).unit() * weights.iter().sum::<f64>();
         for (index, weight) in weights.iter().enumerate() {
             left -= weight;
             if left < 0.0 {
@@ -348,7 +358,9 @@ impl Chooser<'_> {
                     Reason::NoPrefillWorker,
                 )
             }
-            NoPrefillAction::Queue | NoPrefillAction::Reject => self.reject(Reason::NoPrefillWorker),
+            NoPrefillAction::Queue | NoPrefillAction::Reject => {
+                self.reject(Reason::NoPrefillWorker)
+            }
         }
     }
 

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::inputs::{ComputeInputs, DecodeInputs, Inputs, LinkInputs};
 use super::request::Facts;
-use crate::coefficients::{CoefficientSet, LinkCoefficients, PathFactors, WorkerCoefficients, load_bucket};
+use crate::coefficients::{
+    CoefficientSet, LinkCoefficients, PathFactors, WorkerCoefficients, load_bucket,
+};
 use crate::cost;
 use crate::policy::{Enforcement, FirstToken, Objective, Policy, Weights};
 
@@ -150,12 +152,20 @@ pub(crate) fn computing(
     let sequences = f64::from(inputs.running_sequences);
     let context = inputs.context_tokens as f64;
     let backlog = |tokens: u64, prompts: u32| {
-        cost::backlog(worker, inputs.chunks, tpot, tokens, prompts, sequences, context)
+        cost::backlog(
+            worker,
+            inputs.chunks,
+            tpot,
+            tokens,
+            prompts,
+            sequences,
+            context,
+        )
     };
     // What was reported has been worked on since; what was sent after the report has not.
     let reported = backlog(inputs.queued_tokens, inputs.queued_sequences) + inputs.step_remaining;
-    let queue = (reported - inputs.report_age).max(0.0)
-        + backlog(inputs.own_tokens, inputs.own_sequences);
+    let queue =
+        (reported - inputs.report_age).max(0.0) + backlog(inputs.own_tokens, inputs.own_sequences);
     let tokens = facts.tokens.saturating_sub(inputs.cached_tokens).max(1);
     let prompt = cost::prompt(
         worker,
@@ -178,7 +188,11 @@ pub(crate) fn computing(
         + weights.wt * prompt.wall
         + weights.wm * machine
         + weights.lambda * interference
-        + weights.v * miss(weights.uq * queue + prompt.wall, rules.objective.ttft_milliseconds);
+        + weights.v
+            * miss(
+                weights.uq * queue + prompt.wall,
+                rules.objective.ttft_milliseconds,
+            );
     Computing {
         queue,
         prompt,
@@ -327,7 +341,10 @@ pub(crate) fn combine(
         }
     };
     Evaluated {
-        cost: weighted(&terms, weights).iter().map(|&(_, value)| value).sum(),
+        cost: weighted(&terms, weights)
+            .iter()
+            .map(|&(_, value)| value)
+            .sum(),
         terms,
         mean,
         upper,
@@ -373,5 +390,7 @@ pub(crate) fn evaluate(
     };
     let computing = computing(compute, &inputs.compute, facts, rules);
     let decoding = decoding(decode, &inputs.decode, facts, rules);
-    Some(combine(&computing, &decoding, link, facts, rules, &set.paths))
+    Some(combine(
+        &computing, &decoding, link, facts, rules, &set.paths,
+    ))
 }

@@ -54,7 +54,10 @@ fn filters(filtered: &Filtered) -> String {
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "each is a different part of one decision, and nothing else has them all")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "each is a different part of one decision, and nothing else has them all"
+)]
 pub(crate) fn sentence(
     choice: &Choice,
     candidates: &[Candidate],
@@ -69,8 +72,14 @@ pub(crate) fn sentence(
         return refusal(choice, facts, policy, filtered);
     };
     let to = name(&chosen.plan, ids);
-    let kind = if chosen.plan.is_remote() { "remote" } else { "local" };
-    let uncached = facts.tokens.saturating_sub(chosen.inputs.decode.cached_tokens);
+    let kind = if chosen.plan.is_remote() {
+        "remote"
+    } else {
+        "local"
+    };
+    let uncached = facts
+        .tokens
+        .saturating_sub(chosen.inputs.decode.cached_tokens);
     let rival = |remote| cheapest(candidates, remote);
     match choice.reason {
         Reason::RemoteCheaper => match rival(false) {
@@ -131,7 +140,10 @@ pub(crate) fn sentence(
             "mode Disaggregated: {to} is the cheapest pair at {}",
             ms(chosen.cost)
         ),
-        Reason::ThresholdBelow | Reason::ThresholdAbove | Reason::DynamoBypass | Reason::DynamoRemote => {
+        Reason::ThresholdBelow
+        | Reason::ThresholdAbove
+        | Reason::DynamoBypass
+        | Reason::DynamoRemote => {
             format!(
                 "{}: {uncached} of {} tokens are not cached on the decode worker picked first, so {kind} on {to}",
                 rule(mode),
@@ -147,7 +159,10 @@ pub(crate) fn sentence(
             filters(filtered),
             ms(chosen.cost)
         ),
-        Reason::NoPrefillBudget | Reason::NoEligibleWorker | Reason::QueueFull | Reason::KvCapacity => {
+        Reason::NoPrefillBudget
+        | Reason::NoEligibleWorker
+        | Reason::QueueFull
+        | Reason::KvCapacity => {
             format!("{kind} on {to} costs {}", ms(chosen.cost))
         }
     }
@@ -161,7 +176,10 @@ fn rule(mode: Mode) -> String {
     match mode {
         Mode::Threshold { tokens } => format!("threshold of {tokens} tokens"),
         Mode::DynamoIslBounding { tokens, ratio } => {
-            format!("local below {tokens} tokens and {} of the input", percent(ratio))
+            format!(
+                "local below {tokens} tokens and {} of the input",
+                percent(ratio)
+            )
         }
         Mode::DynamoIslOrLoad {
             tokens,
@@ -171,7 +189,9 @@ fn rule(mode: Mode) -> String {
             "local below {tokens} tokens and {} of the input, or above {busy_tokens} queued tokens",
             percent(ratio)
         ),
-        Mode::Conditional | Mode::Aggregated | Mode::Disaggregated => format!("mode {}", mode.word()),
+        Mode::Conditional | Mode::Aggregated | Mode::Disaggregated => {
+            format!("mode {}", mode.word())
+        }
     }
 }
 
@@ -182,7 +202,9 @@ fn refusal(choice: &Choice, facts: &Facts, policy: &Policy, filtered: &Filtered)
             ms(facts.waited_milliseconds),
             ms(milliseconds)
         ),
-        Outcome::Reject { retry_after_seconds } => {
+        Outcome::Reject {
+            retry_after_seconds,
+        } => {
             format!("refused, to be tried again after {retry_after_seconds} s")
         }
         Outcome::Run(_) => "refused".to_owned(),

@@ -128,7 +128,11 @@ pub(super) fn count(filtered: &mut Filtered, why: Filter, by: u64) {
 
 /// What a peer sent is not trusted to be a number: a record could not hold anything else.
 fn finite(value: f64) -> f64 {
-    if value.is_finite() { value.max(0.0) } else { 0.0 }
+    if value.is_finite() {
+        value.max(0.0)
+    } else {
+        0.0
+    }
 }
 
 impl Gatherer<'_> {
@@ -143,10 +147,10 @@ impl Gatherer<'_> {
         if self.request.exclude.contains(&workers.id[worker]) {
             return Some(Filter::Excluded);
         }
-        if let Some(adapter) = &self.request.adapter {
-            if !workers.adapters[worker].contains(adapter) {
-                return Some(Filter::Adapter);
-            }
+        if let Some(adapter) = &self.request.adapter
+            && !workers.adapters[worker].contains(adapter)
+        {
+            return Some(Filter::Adapter);
         }
         let waiting = workers.queued_sequences[worker] + workers.own[worker].queued_sequences;
         (waiting >= self.policy.admission.max_queued_per_worker).then_some(Filter::QueueFull)
@@ -242,7 +246,11 @@ impl Gatherer<'_> {
     fn holds_prompt(&self, worker: WorkerIndex) -> bool {
         let block_size = self.fleet.workers.block_size[worker];
         let cached = self.cached(worker) / block_size;
-        let needed = self.request.tokens.div_ceil(block_size).saturating_sub(cached);
+        let needed = self
+            .request
+            .tokens
+            .div_ceil(block_size)
+            .saturating_sub(cached);
         needed <= self.blocks_free(worker)
     }
 

@@ -82,19 +82,43 @@ pub(super) fn candidates(
         fleet,
         rules,
         gathered,
-        prefills: groups(fleet, gathered.prefills.iter().map(|side| (side.worker, side.cost.bound))),
-        decodes: groups(fleet, gathered.decodes.iter().map(|side| (side.worker, side.cost.bound))),
+        prefills: groups(
+            fleet,
+            gathered
+                .prefills
+                .iter()
+                .map(|side| (side.worker, side.cost.bound)),
+        ),
+        decodes: groups(
+            fleet,
+            gathered
+                .decodes
+                .iter()
+                .map(|side| (side.worker, side.cost.bound)),
+        ),
     };
     let (passages, pairs, filtered) = search.passages(policy);
     let locals = found.len();
     let remote = if locals as u64 + pairs <= RECORD_ALL as u64 {
         search.every(&passages)
     } else {
-        let mut best = search.best(&passages, if rules.temperature > 0.0 { RECORD_BEST } else { 2 });
+        let mut best = search.best(
+            &passages,
+            if rules.temperature > 0.0 {
+                RECORD_BEST
+            } else {
+                2
+            },
+        );
         // The baselines take the decode worker first: its pairs are looked at, whatever they cost.
         if let Some(worker) = picked_first(policy.mode, &found) {
             let of_picked = search.best_for(&passages, worker);
-            best.extend(of_picked.into_iter().filter(|one| best.iter().all(|other| other.plan != one.plan)).collect::<Vec<_>>());
+            best.extend(
+                of_picked
+                    .into_iter()
+                    .filter(|one| best.iter().all(|other| other.plan != one.plan))
+                    .collect::<Vec<_>>(),
+            );
         }
         best
     };
@@ -104,7 +128,11 @@ pub(super) fn candidates(
     for (why, by) in filtered {
         count(&mut gathered.filtered, why, by);
     }
-    count(&mut gathered.filtered, Filter::ProvedWorse, pairs.saturating_sub(evaluated));
+    count(
+        &mut gathered.filtered,
+        Filter::ProvedWorse,
+        pairs.saturating_sub(evaluated),
+    );
     found
 }
 
@@ -343,7 +371,12 @@ impl Search<'_> {
         let workers = &self.fleet.workers;
         let block_size = workers.block_size[compute.worker];
         let there = target.inputs.cached_tokens / block_size;
-        let missing_blocks = self.gathered.facts.tokens.div_ceil(block_size).saturating_sub(there);
+        let missing_blocks = self
+            .gathered
+            .facts
+            .tokens
+            .div_ceil(block_size)
+            .saturating_sub(there);
         let bytes_per_block = workers.bytes_per_token[compute.worker] * u64::from(block_size);
         LinkInputs {
             level: route.level as u32,

@@ -25,10 +25,16 @@ impl Policy {
             return refuse("name", "is empty: give the policy a name".into());
         }
         if self.model.is_empty() {
-            return refuse("model", "is empty: name the model that clients ask for".into());
+            return refuse(
+                "model",
+                "is empty: name the model that clients ask for".into(),
+            );
         }
         if self.decode_pools.is_empty() {
-            return refuse("decodePools", "is empty: name at least one decode pool".into());
+            return refuse(
+                "decodePools",
+                "is empty: name at least one decode pool".into(),
+            );
         }
         if self.cost.preset == Preset::LookAhead {
             return refuse(
@@ -46,7 +52,8 @@ impl Policy {
         if wants_remote && self.prefill_pools.is_empty() {
             return refuse(
                 "prefillPools",
-                "is empty, but mode is Disaggregated: name a prefill pool or use another mode".into(),
+                "is empty, but mode is Disaggregated: name a prefill pool or use another mode"
+                    .into(),
             );
         }
         for (field, value, lowest, highest) in self.numbers() {
@@ -72,7 +79,10 @@ impl Policy {
         let objectives = [
             ("objective.ttftMilliseconds", objective.ttft_milliseconds),
             ("objective.tpotMilliseconds", objective.tpot_milliseconds),
-            ("objective.endToEndMilliseconds", objective.end_to_end_milliseconds),
+            (
+                "objective.endToEndMilliseconds",
+                objective.end_to_end_milliseconds,
+            ),
         ];
         for (field, value) in objectives {
             if let Some(value) = value {
@@ -91,9 +101,19 @@ impl Policy {
             add("cost.marginPercent", percent, 0.0, 1_000.0);
         }
         if let Some(milliseconds) = self.cost.margin_milliseconds {
-            add("cost.marginMilliseconds", milliseconds, 0.0, DAY_MILLISECONDS);
+            add(
+                "cost.marginMilliseconds",
+                milliseconds,
+                0.0,
+                DAY_MILLISECONDS,
+            );
         }
-        add("cost.temperaturePercent", self.cost.temperature_percent, 0.0, 1_000.0);
+        add(
+            "cost.temperaturePercent",
+            self.cost.temperature_percent,
+            0.0,
+            1_000.0,
+        );
         for (level, penalty) in &self.cost.level_penalty_milliseconds {
             add(
                 &format!("cost.levelPenaltyMilliseconds.{level}"),
@@ -102,28 +122,115 @@ impl Policy {
                 DAY_MILLISECONDS,
             );
         }
-        if let Mode::DynamoIslBounding { ratio, .. } | Mode::DynamoIslOrLoad { ratio, .. } = self.mode {
+        if let Mode::DynamoIslBounding { ratio, .. } | Mode::DynamoIslOrLoad { ratio, .. } =
+            self.mode
+        {
             add("mode.ratio", ratio, 0.0, 1.0);
         }
         let breaker = &self.topology.breaker;
-        add("topology.breaker.failures", f64::from(breaker.failures), 1.0, 1_000.0);
-        add("topology.breaker.windowSeconds", breaker.window_seconds, 0.001, DAY_SECONDS);
-        add("topology.breaker.openSeconds", breaker.open_seconds, 0.001, DAY_SECONDS);
-        add("topology.breaker.slowdownPercent", breaker.slowdown_percent, 100.0, 1e6);
-        add("onNoPrefill.queueMilliseconds", self.on_no_prefill.queue_milliseconds, 0.0, DAY_MILLISECONDS);
-        add("fallback.localRecompute.maxPercent", self.fallback.local_recompute.max_percent, 0.0, 100.0);
-        add("fallback.replans", f64::from(self.fallback.replans), 0.0, 10.0);
+        add(
+            "topology.breaker.failures",
+            f64::from(breaker.failures),
+            1.0,
+            1_000.0,
+        );
+        add(
+            "topology.breaker.windowSeconds",
+            breaker.window_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "topology.breaker.openSeconds",
+            breaker.open_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "topology.breaker.slowdownPercent",
+            breaker.slowdown_percent,
+            100.0,
+            1e6,
+        );
+        add(
+            "onNoPrefill.queueMilliseconds",
+            self.on_no_prefill.queue_milliseconds,
+            0.0,
+            DAY_MILLISECONDS,
+        );
+        add(
+            "fallback.localRecompute.maxPercent",
+            self.fallback.local_recompute.max_percent,
+            0.0,
+            100.0,
+        );
+        add(
+            "fallback.replans",
+            f64::from(self.fallback.replans),
+            0.0,
+            10.0,
+        );
         let timeouts = &self.timeouts;
-        add("timeouts.reserveSeconds", timeouts.reserve_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.prefillStartSeconds", timeouts.prefill_start_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.prefillSeconds", timeouts.prefill_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.transferSeconds", timeouts.transfer_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.decodeStartSeconds", timeouts.decode_start_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.tokenSeconds", timeouts.token_seconds, 0.001, DAY_SECONDS);
-        add("timeouts.totalSeconds", timeouts.total_seconds, 0.001, DAY_SECONDS);
-        add("admission.maxQueuedPerWorker", f64::from(self.admission.max_queued_per_worker), 1.0, 1e6);
-        add("admission.retryAfterSeconds", f64::from(self.admission.retry_after_seconds), 1.0, 3_600.0);
-        add("cache.staleAfterMilliseconds", self.cache.stale_after_milliseconds, 0.0, DAY_MILLISECONDS);
+        add(
+            "timeouts.reserveSeconds",
+            timeouts.reserve_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.prefillStartSeconds",
+            timeouts.prefill_start_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.prefillSeconds",
+            timeouts.prefill_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.transferSeconds",
+            timeouts.transfer_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.decodeStartSeconds",
+            timeouts.decode_start_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.tokenSeconds",
+            timeouts.token_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "timeouts.totalSeconds",
+            timeouts.total_seconds,
+            0.001,
+            DAY_SECONDS,
+        );
+        add(
+            "admission.maxQueuedPerWorker",
+            f64::from(self.admission.max_queued_per_worker),
+            1.0,
+            1e6,
+        );
+        add(
+            "admission.retryAfterSeconds",
+            f64::from(self.admission.retry_after_seconds),
+            1.0,
+            3_600.0,
+        );
+        add(
+            "cache.staleAfterMilliseconds",
+            self.cache.stale_after_milliseconds,
+            0.0,
+            DAY_MILLISECONDS,
+        );
         numbers
     }
 }
@@ -158,23 +265,35 @@ mod tests {
             message,
             "policy chat: cost.preset is LookAhead, which is not built yet: use Balanced or Latency"
         );
-        assert!(refused(|policy| policy.cache.source = CacheSource::Approximate).contains("not built yet"));
+        assert!(
+            refused(|policy| policy.cache.source = CacheSource::Approximate)
+                .contains("not built yet")
+        );
     }
 
     #[test]
     fn numbers_out_of_range_name_field_and_range() {
         let message = refused(|policy| policy.objective.ttft_milliseconds = Some(0.0));
-        assert!(message.contains("objective.ttftMilliseconds is 0: it has to be between"), "{message}");
+        assert!(
+            message.contains("objective.ttftMilliseconds is 0: it has to be between"),
+            "{message}"
+        );
         assert!(refused(|policy| policy.cost.weights.wm = Some(-1.0)).contains("cost.weights.wm"));
-        assert!(refused(|policy| policy.topology.breaker.failures = 0).contains("breaker.failures"));
-        assert!(refused(|policy| policy.cost.temperature_percent = f64::NAN).contains("temperature"));
+        assert!(
+            refused(|policy| policy.topology.breaker.failures = 0).contains("breaker.failures")
+        );
+        assert!(
+            refused(|policy| policy.cost.temperature_percent = f64::NAN).contains("temperature")
+        );
         assert!(refused(|policy| policy.decode_pools.clear()).contains("decodePools"));
     }
 
     #[test]
     fn an_unknown_field_is_an_error() {
         let text = r#"{"name":"chat","model":"m","decodePools":["d"],"mode":{"Threshold":{"tokens":512}},"modee":1}"#;
-        let error = serde_json::from_str::<Policy>(text).unwrap_err().to_string();
+        let error = serde_json::from_str::<Policy>(text)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("modee"), "{error}");
     }
 }

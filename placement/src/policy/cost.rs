@@ -166,9 +166,15 @@ mod tests {
     fn without_objectives_nothing_is_paid_for_missing_them() {
         let cost = CostPolicy::default();
         let with = cost.resolve(true);
-        assert_eq!((with.wq, with.wm, with.v, with.margin_share), (0.6, 3.0, 8000.0, 0.10));
+        assert_eq!(
+            (with.wq, with.wm, with.v, with.margin_share),
+            (0.6, 3.0, 8000.0, 0.10)
+        );
         let without = cost.resolve(false);
-        assert_eq!((without.wq, without.wt, without.lambda, without.v), (1.0, 1.0, 0.5, 0.0));
+        assert_eq!(
+            (without.wq, without.wt, without.lambda, without.v),
+            (1.0, 1.0, 0.5, 0.0)
+        );
         assert_eq!(without.margin_share, 0.05);
     }
 
@@ -180,6 +186,9 @@ mod tests {
         .unwrap();
         let weights = cost.resolve(true);
         assert_eq!((weights.wm, weights.lambda, weights.wt), (0.5, 1.2, 1.0));
-        assert_eq!((weights.margin_share, weights.margin_milliseconds), (0.0, 10.0));
+        assert_eq!(
+            (weights.margin_share, weights.margin_milliseconds),
+            (0.0, 10.0)
+        );
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use baton_protocol::ids::{RunId, WorkerId};
 
 use super::{
-    CachedTokens, DecisionRecord, Kind, PolicyName, RecordedCandidate, RecordedInput, RecordedInputs,
-    SCHEMA,
+    CachedTokens, DecisionRecord, Kind, PolicyName, RecordedCandidate, RecordedInput,
+    RecordedInputs, SCHEMA,
 };
 use crate::fleet::Fleet;
 use crate::place::{Candidate, Decision, Facts, Inputs, LinkInputs, Plan};
@@ -156,10 +156,13 @@ impl RecordedCandidate {
     /// The plan over a table of worker names that grows as it meets new ones.
     pub(crate) fn plan(&self, names: &mut Vec<WorkerId>) -> Plan {
         let mut position = |id: &WorkerId| {
-            names.iter().position(|known| known == id).unwrap_or_else(|| {
-                names.push(id.clone());
-                names.len() - 1
-            })
+            names
+                .iter()
+                .position(|known| known == id)
+                .unwrap_or_else(|| {
+                    names.push(id.clone());
+                    names.len() - 1
+                })
         };
         match &self.prefill {
             Some(prefill) if self.kind == Kind::Remote => Plan::Remote {

@@ -1,8 +1,8 @@
 //! From a wrong prior to good estimates within fifty samples, on workers whose constants nobody is told.
 
 use baton_placement::calibration::{
-    DecodeMeasurement, PrefillMeasurement, StepShape, WorkerCalibrator, WorkerCoefficients, built_in,
-    built_in_names, measured,
+    DecodeMeasurement, PrefillMeasurement, StepShape, WorkerCalibrator, WorkerCoefficients,
+    built_in, built_in_names, measured,
 };
 use baton_placement::cost;
 use baton_placement::rng::Rng;
@@ -30,7 +30,10 @@ impl Hidden {
             return cost::decode_step(&self.truth, b, s);
         }
         let t = &self.truth;
-        t.floor.max(t.a + t.b * f64::from(step.tokens) + t.k * step.attention) + t.d1 * b + t.d2 * s
+        t.floor
+            .max(t.a + t.b * f64::from(step.tokens) + t.k * step.attention)
+            + t.d1 * b
+            + t.d2 * s
     }
 
     /// A step as a serving worker makes them: prompts of all lengths, alone or beside decode, and decode alone.
@@ -43,7 +46,11 @@ impl Hidden {
         if sequences == 0 || self.rng.below(2) == 0 {
             // Stratified by length: as many short as long ones.
             let tokens = (8.0 * (longest / 8.0).powf(self.rng.unit())) as u32;
-            let cached = if self.rng.below(3) == 0 { self.rng.below(2_000) as u32 } else { 0 };
+            let cached = if self.rng.below(3) == 0 {
+                self.rng.below(2_000) as u32
+            } else {
+                0
+            };
             step.add_chunk(tokens.max(1), cached);
         }
         step
@@ -81,7 +88,10 @@ fn scaled(truth: &WorkerCoefficients, prefill: f64, decode: f64) -> WorkerCoeffi
 
 fn hidden_truths() -> Vec<(WorkerCoefficients, f64)> {
     vec![
-        (coefficients([5.0, 8.0, 0.002, 0.0, 20.0, 1.5, 0.003]), 2_000.0),
+        (
+            coefficients([5.0, 8.0, 0.002, 0.0, 20.0, 1.5, 0.003]),
+            2_000.0,
+        ),
         (built_in("h100-8b-tp1").unwrap(), 8_000.0),
         (built_in("h200-70b-tp4").unwrap(), 8_000.0),
     ]
@@ -130,7 +140,11 @@ fn the_upper_bound_covers_ninety_to_ninety_eight_of_a_hundred() {
             if round >= 300 {
                 let upper = calibrator.coefficients().upper;
                 let bucket = baton_placement::coefficients::load_bucket(step.sequences);
-                let factor = if step.tokens > 0 { upper.prefill[bucket] } else { upper.decode[bucket] };
+                let factor = if step.tokens > 0 {
+                    upper.prefill[bucket]
+                } else {
+                    upper.decode[bucket]
+                };
                 seen += 1;
                 covered += u32::from(time <= calibrator.predict(&step) * factor);
             }
@@ -165,7 +179,10 @@ fn a_day_of_short_prompts_does_not_unlearn_long_ones() {
         calibrator.observe(&short, hidden.noisy(time));
     }
     let after = calibrator.predict(&long);
-    assert!((after / hidden.true_time(&long) - 1.0).abs() < 0.05, "{before} {after}");
+    assert!(
+        (after / hidden.true_time(&long) - 1.0).abs() < 0.05,
+        "{before} {after}"
+    );
 }
 
 #[test]
@@ -229,7 +246,10 @@ fn a_floor_is_found_where_there_is_one_and_none_is_made_up() {
             noise: 0.03,
             rng: Rng::new(6),
         };
-        let mut calibrator = WorkerCalibrator::new(WorkerCoefficients { floor: 0.0, ..truth });
+        let mut calibrator = WorkerCalibrator::new(WorkerCoefficients {
+            floor: 0.0,
+            ..truth
+        });
         for _ in 0..300 {
             let step = hidden.step(4_000.0);
             let time = hidden.true_time(&step);
@@ -239,7 +259,11 @@ fn a_floor_is_found_where_there_is_one_and_none_is_made_up() {
             let mut step = StepShape::default();
             step.add_chunk(tokens, 0);
             let ratio = calibrator.predict(&step) / hidden.true_time(&step);
-            assert!((0.8..1.25).contains(&ratio), "{tokens} tokens: {ratio} {:?}", calibrator.coefficients());
+            assert!(
+                (0.8..1.25).contains(&ratio),
+                "{tokens} tokens: {ratio} {:?}",
+                calibrator.coefficients()
+            );
         }
     }
 }
@@ -247,11 +271,12 @@ fn a_floor_is_found_where_there_is_one_and_none_is_made_up() {
 #[test]
 fn a_self_measurement_is_a_usable_prior() {
     let truth = coefficients([5.0, 8.0, 0.002, 0.0, 20.0, 1.5, 0.003]);
-    let prefill = [(16, 0), (128, 0), (512, 0), (128, 512)].map(|(tokens, cached)| PrefillMeasurement {
-        tokens,
-        cached,
-        milliseconds: cost::prefill_step(&truth, f64::from(tokens), f64::from(cached)),
-    });
+    let prefill =
+        [(16, 0), (128, 0), (512, 0), (128, 512)].map(|(tokens, cached)| PrefillMeasurement {
+            tokens,
+            cached,
+            milliseconds: cost::prefill_step(&truth, f64::from(tokens), f64::from(cached)),
+        });
     let decode = [(1, 64), (4, 800), (8, 4_000)].map(|(sequences, context)| DecodeMeasurement {
         sequences,
         context,
@@ -262,12 +287,18 @@ fn a_self_measurement_is_a_usable_prior() {
     for (tokens, cached) in [(40, 0), (300, 0), (600, 0), (1_500, 0), (200, 1_000)] {
         let ratio = cost::prefill_step(&prior, f64::from(tokens), f64::from(cached))
             / cost::prefill_step(&truth, f64::from(tokens), f64::from(cached));
-        assert!((0.85..1.15).contains(&ratio), "{tokens} {cached}: {ratio} {prior:?}");
+        assert!(
+            (0.85..1.15).contains(&ratio),
+            "{tokens} {cached}: {ratio} {prior:?}"
+        );
     }
     for (sequences, context) in [(1, 300), (3, 2_000), (8, 5_000)] {
         let ratio = cost::decode_step(&prior, f64::from(sequences), f64::from(context))
             / cost::decode_step(&truth, f64::from(sequences), f64::from(context));
-        assert!((0.9..1.1).contains(&ratio), "{sequences} {context}: {ratio} {prior:?}");
+        assert!(
+            (0.9..1.1).contains(&ratio),
+            "{sequences} {context}: {ratio} {prior:?}"
+        );
     }
     assert_eq!(measured(&[], &decode), None);
 }

@@ -9,7 +9,10 @@ use crate::fleets::{entry, random_policy, random_request, random_world, simple};
 use crate::reference::{Costed, NOW, Reference};
 
 fn least(costed: &[Costed]) -> Option<Costed> {
-    costed.iter().copied().min_by(|left, right| left.cost.total_cmp(&right.cost))
+    costed
+        .iter()
+        .copied()
+        .min_by(|left, right| left.cost.total_cmp(&right.cost))
 }
 
 fn least_of(decision: &Decision, remote: bool) -> Option<f64> {

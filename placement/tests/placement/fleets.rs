@@ -148,7 +148,11 @@ fn random_entry(rng: &mut Rng, index: usize, pool: &str) -> WorkerEntry {
         can_decode: pool == "decode" || rng.below(4) > 0,
         can_prefill: pool == "prefill" || rng.below(4) > 0,
         compatibility: pick(rng, &["one".to_owned(), "one".to_owned(), "two".to_owned()]),
-        adapters: if rng.below(2) == 0 { vec!["lora".into()] } else { vec![] },
+        adapters: if rng.below(2) == 0 {
+            vec!["lora".into()]
+        } else {
+            vec![]
+        },
         domain: vec![
             (rng.below(5) > 0).then(|| format!("h{rack}{}", rng.below(3))),
             (rng.below(8) > 0).then(|| format!("r{rack}")),
@@ -178,7 +182,9 @@ fn random_entry(rng: &mut Rng, index: usize, pool: &str) -> WorkerEntry {
             context_tokens: rng.below(500) as u64,
             blocks: rng.below(20) as u32,
         },
-        indexed_at: 1_000.0 - rng.below(2) as f64 * 300.0 - rng.below(6).saturating_sub(4) as f64 * 20_000.0,
+        indexed_at: 1_000.0
+            - rng.below(2) as f64 * 300.0
+            - rng.below(6).saturating_sub(4) as f64 * 20_000.0,
         max_sequences: 8 + rng.below(20) as u32,
         ..entry(&format!("{pool}-{index}"), pool, index as u32)
     }
@@ -203,16 +209,29 @@ pub(crate) fn random_world(rng: &mut Rng, most: usize) -> World {
         name: name("tcp-far"),
         coefficients: link(3.0, 1e-5, 0.01),
     });
-    let level_links = vec![(0, "tcp", 0), (0, "rdma", 1), (1, "tcp", 0), (1, "rdma", 1), (2, "tcp", 2)];
+    let level_links = vec![
+        (0, "tcp", 0),
+        (0, "rdma", 1),
+        (1, "tcp", 0),
+        (1, "rdma", 1),
+        (2, "tcp", 2),
+    ];
     let (prefills, decodes) = (rng.below(most) + 1, rng.below(most) + 1);
     let mut entries = Vec::new();
     for index in 0..prefills + decodes {
-        let pool = if index < prefills { "prefill" } else { "decode" };
+        let pool = if index < prefills {
+            "prefill"
+        } else {
+            "decode"
+        };
         entries.push(random_entry(rng, index, pool));
     }
     // A pool of neither: never a candidate.
     entries.push(random_entry(rng, prefills + decodes, "other"));
-    let compatible = vec![("one".to_owned(), "one".to_owned()), ("two".to_owned(), "one".to_owned())];
+    let compatible = vec![
+        ("one".to_owned(), "one".to_owned()),
+        ("two".to_owned(), "one".to_owned()),
+    ];
     let mut breakers = Vec::new();
     let mut promises = Vec::new();
     for _ in 0..rng.below(4) {
@@ -221,7 +240,15 @@ pub(crate) fn random_world(rng: &mut Rng, most: usize) -> World {
         breakers.push((source, target, pick(rng, &["tcp", "rdma"]), state));
         promises.push((source, target, 50_000_000 * rng.below(5) as u64));
     }
-    let fleet = build(&set, &entries, &compatible, &level_links, &breakers, &promises, 1);
+    let fleet = build(
+        &set,
+        &entries,
+        &compatible,
+        &level_links,
+        &breakers,
+        &promises,
+        1,
+    );
     World {
         set,
         entries,
@@ -254,7 +281,12 @@ pub(crate) fn build(
         builder.level_link(level, transport, position);
     }
     for &(source, target, transport, state) in breakers {
-        builder.breaker(&entries[source].domain, &entries[target].domain, transport, state);
+        builder.breaker(
+            &entries[source].domain,
+            &entries[target].domain,
+            transport,
+            state,
+        );
     }
     for &(source, target, bytes) in promises {
         builder.promise(&entries[source].domain, &entries[target].domain, bytes);
@@ -301,19 +333,33 @@ pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
         policy.objective.end_to_end_milliseconds = Some(500.0 + 9_000.0 * rng.unit());
     }
     if rng.below(2) == 0 {
-        policy.cost.level_penalty_milliseconds.insert("rack".into(), 40.0);
-        policy.cost.level_penalty_milliseconds.insert("beyond".into(), 400.0 * rng.unit());
+        policy
+            .cost
+            .level_penalty_milliseconds
+            .insert("rack".into(), 40.0);
+        policy
+            .cost
+            .level_penalty_milliseconds
+            .insert("beyond".into(), 400.0 * rng.unit());
     }
     if rng.below(2) == 0 {
         policy.topology.farthest_level = Some(pick(rng, &["host".to_owned(), "rack".to_owned()]));
     }
     policy.topology.enforcement = pick(
         rng,
-        &[Enforcement::Required, Enforcement::Preferred, Enforcement::Ignored],
+        &[
+            Enforcement::Required,
+            Enforcement::Preferred,
+            Enforcement::Ignored,
+        ],
     );
     policy.on_no_prefill.action = pick(
         rng,
-        &[NoPrefillAction::Local, NoPrefillAction::Queue, NoPrefillAction::Reject],
+        &[
+            NoPrefillAction::Local,
+            NoPrefillAction::Queue,
+            NoPrefillAction::Reject,
+        ],
     );
     if rng.below(2) == 0 {
         policy.transports = vec!["rdma".into(), "tcp".into()];

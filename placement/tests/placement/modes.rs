@@ -26,7 +26,11 @@ fn policy(mode: Mode) -> Policy {
 }
 
 fn trio() -> Vec<WorkerEntry> {
-    vec![entry("p0", "prefill", 0), entry("d0", "decode", 1), entry("d1", "decode", 2)]
+    vec![
+        entry("p0", "prefill", 0),
+        entry("d0", "decode", 1),
+        entry("d1", "decode", 2),
+    ]
 }
 
 fn busy(mut worker: WorkerEntry, sequences: u32) -> WorkerEntry {
@@ -60,14 +64,24 @@ fn disaggregated_always_takes_a_pair() {
 fn the_threshold_counts_tokens_that_are_not_cached_on_the_decode_worker() {
     let rule = policy(Mode::Threshold { tokens: 512 });
     let fleet = simple(trio());
-    assert_eq!(decide(&fleet, &request(511), &rule).reason, Reason::ThresholdBelow);
-    assert_eq!(decide(&fleet, &request(512), &rule).reason, Reason::ThresholdAbove);
+    assert_eq!(
+        decide(&fleet, &request(511), &rule).reason,
+        Reason::ThresholdBelow
+    );
+    assert_eq!(
+        decide(&fleet, &request(512), &rule).reason,
+        Reason::ThresholdAbove
+    );
     let mut cached = request(600);
     cached.hits.set(2, 20);
     let decision = decide(&fleet, &cached, &rule);
     assert_eq!(decision.reason, Reason::ThresholdBelow);
     assert_eq!(decision.outcome, Outcome::Run(Plan::Local { worker: 2 }));
-    assert!(decision.explanation.contains("280 of 600"), "{}", decision.explanation);
+    assert!(
+        decision.explanation.contains("280 of 600"),
+        "{}",
+        decision.explanation
+    );
 }
 
 #[test]
@@ -77,7 +91,10 @@ fn dynamo_bypasses_prefill_only_for_short_and_mostly_cached_prompts() {
         ratio: 0.7,
     });
     let fleet = simple(trio());
-    assert_eq!(decide(&fleet, &request(600), &rule).reason, Reason::DynamoRemote);
+    assert_eq!(
+        decide(&fleet, &request(600), &rule).reason,
+        Reason::DynamoRemote
+    );
     let mut cached = request(600);
     cached.hits.set(1, 20);
     cached.hits.set(2, 20);
@@ -90,7 +107,10 @@ fn dynamo_bypasses_prefill_only_for_short_and_mostly_cached_prompts() {
         ratio: 0.7,
         busy_tokens: 8192,
     });
-    assert_eq!(decide(&simple(workers), &request(600), &or_load).reason, Reason::DynamoBusy);
+    assert_eq!(
+        decide(&simple(workers), &request(600), &or_load).reason,
+        Reason::DynamoBusy
+    );
 }
 
 #[test]
@@ -102,7 +122,10 @@ fn the_header_counts_only_where_the_policy_allows_it() {
     assert_eq!(decide(&fleet, &asked, &rule).reason, Reason::ModeAggregated);
     rule.overrides = Overrides::Allowed;
     let decision = decide(&fleet, &asked, &rule);
-    assert_eq!((decision.reason, decision.mode), (Reason::ModeDisaggregated, Mode::Disaggregated));
+    assert_eq!(
+        (decision.reason, decision.mode),
+        (Reason::ModeDisaggregated, Mode::Disaggregated)
+    );
 }
 
 #[test]
@@ -121,10 +144,20 @@ fn pooled_lets_a_prefill_worker_take_a_whole_request_and_strict_does_not() {
     let mut rule = policy(Mode::Conditional);
     rule.pooling = Pooling::Pooled;
     let decision = decide(&fleet, &request(600), &rule);
-    assert_eq!(decision.outcome, Outcome::Run(Plan::Local { worker: 0 }), "{}", decision.explanation);
+    assert_eq!(
+        decision.outcome,
+        Outcome::Run(Plan::Local { worker: 0 }),
+        "{}",
+        decision.explanation
+    );
     rule.pooling = Pooling::Strict;
     let strict = decide(&fleet, &request(600), &rule);
-    assert!(strict.candidates.iter().all(|one| one.plan != Plan::Local { worker: 0 }));
+    assert!(
+        strict
+            .candidates
+            .iter()
+            .all(|one| one.plan != Plan::Local { worker: 0 })
+    );
 }
 
 #[test]
@@ -138,30 +171,52 @@ fn without_prefill_workers_the_policy_says_what_happens_and_the_record_says_why(
     assert_eq!(local.reason, Reason::NoPrefillWorker);
     assert!(matches!(local.outcome, Outcome::Run(Plan::Local { .. })));
     assert_eq!(local.filtered[&Filter::Draining], 1);
-    assert!(local.explanation.contains("Draining 1"), "{}", local.explanation);
+    assert!(
+        local.explanation.contains("Draining 1"),
+        "{}",
+        local.explanation
+    );
 
     rule.on_no_prefill.max_concurrent_per_worker = 3;
     let mut many = request(600);
     many.local_without_prefill = 6;
     let over = decide(&fleet, &many, &rule);
-    assert_eq!((over.reason, over.outcome), (Reason::NoPrefillBudget, Outcome::Reject { retry_after_seconds: 1 }));
+    assert_eq!(
+        (over.reason, over.outcome),
+        (
+            Reason::NoPrefillBudget,
+            Outcome::Reject {
+                retry_after_seconds: 1
+            }
+        )
+    );
 
     rule.on_no_prefill.action = NoPrefillAction::Queue;
     let waits = decide(&fleet, &request(600), &rule);
     assert!(matches!(waits.outcome, Outcome::Wait { milliseconds } if milliseconds == 5_000.0));
     let mut waited = request(600);
     waited.waited_milliseconds = 5_000.0;
-    assert!(matches!(decide(&fleet, &waited, &rule).outcome, Outcome::Reject { .. }));
+    assert!(matches!(
+        decide(&fleet, &waited, &rule).outcome,
+        Outcome::Reject { .. }
+    ));
 
     rule.on_no_prefill.action = NoPrefillAction::Reject;
-    assert!(matches!(decide(&fleet, &request(600), &rule).outcome, Outcome::Reject { .. }));
+    assert!(matches!(
+        decide(&fleet, &request(600), &rule).outcome,
+        Outcome::Reject { .. }
+    ));
 }
 
 #[test]
 fn nobody_left_is_refused_with_the_reason() {
     let none = decide(&simple(vec![]), &request(600), &policy(Mode::Conditional));
     assert_eq!((none.reason, none.chosen), (Reason::NoEligibleWorker, None));
-    assert!(none.explanation.contains("none is registered"), "{}", none.explanation);
+    assert!(
+        none.explanation.contains("none is registered"),
+        "{}",
+        none.explanation
+    );
 
     let mut workers = trio();
     for worker in &mut workers {
@@ -169,11 +224,23 @@ fn nobody_left_is_refused_with_the_reason() {
     }
     let full = decide(&simple(workers), &request(600), &policy(Mode::Conditional));
     assert_eq!(full.reason, Reason::QueueFull);
-    assert!(full.explanation.contains("64 requests waiting"), "{}", full.explanation);
+    assert!(
+        full.explanation.contains("64 requests waiting"),
+        "{}",
+        full.explanation
+    );
 
-    let large = decide(&simple(trio()), &request(40_000), &policy(Mode::Conditional));
+    let large = decide(
+        &simple(trio()),
+        &request(40_000),
+        &policy(Mode::Conditional),
+    );
     assert_eq!(large.reason, Reason::KvCapacity);
-    assert!(large.explanation.contains("40000 prompt"), "{}", large.explanation);
+    assert!(
+        large.explanation.contains("40000 prompt"),
+        "{}",
+        large.explanation
+    );
 }
 
 #[test]
@@ -183,7 +250,11 @@ fn a_full_decode_worker_is_waited_for_only_if_others_are_worse() {
     workers[1].load.free_blocks = 2;
     let decision = decide(&simple(workers), &request(600), &policy(Mode::Conditional));
     assert_eq!(decision.chosen().unwrap().plan.decode(), 2);
-    let waiting = decision.candidates.iter().find(|one| one.plan == Plan::Local { worker: 1 }).unwrap();
+    let waiting = decision
+        .candidates
+        .iter()
+        .find(|one| one.plan == Plan::Local { worker: 1 })
+        .unwrap();
     assert!(waiting.terms.admission > 100.0, "{waiting:?}");
 }
 
@@ -199,7 +270,9 @@ fn racks(breaker: BreakerState) -> Fleet {
     let p1 = place_in(entry("p1", "prefill", 1), "h9", "r1");
     let d0 = busy(place_in(entry("d0", "decode", 2), "h1", "r0"), 3);
     let mut builder = FleetBuilder::new(1, &levels(), set.into(), &digest);
-    builder.compatible("one", "one").breaker(&p0.domain, &d0.domain, "tcp", breaker);
+    builder
+        .compatible("one", "one")
+        .breaker(&p0.domain, &d0.domain, "tcp", breaker);
     for level in 0..=2 {
         builder.level_link(level, "tcp", 0);
     }
@@ -219,7 +292,11 @@ fn farther_pairs_are_refused_or_second_choice_or_equal() {
         (Enforcement::Ignored, true, Some(1)),
     ] {
         rule.topology.enforcement = enforcement;
-        let fleet = racks(if shut { BreakerState::Open } else { BreakerState::Closed });
+        let fleet = racks(if shut {
+            BreakerState::Open
+        } else {
+            BreakerState::Closed
+        });
         let decision = decide(&fleet, &request(600), &rule);
         let prefill = match decision.chosen().unwrap().plan {
             Plan::Remote { prefill, .. } => Some(prefill),
@@ -230,20 +307,45 @@ fn farther_pairs_are_refused_or_second_choice_or_equal() {
             assert_eq!(decision.filtered[&Filter::BreakerOpen], 1);
         }
     }
-    assert!(decide(&racks(BreakerState::HalfOpen), &request(600), &rule).chosen().unwrap().plan.is_remote());
-    assert_eq!(racks(BreakerState::Closed).level_name(racks(BreakerState::Closed).level(0, 2)), "rack");
+    assert!(
+        decide(&racks(BreakerState::HalfOpen), &request(600), &rule)
+            .chosen()
+            .unwrap()
+            .plan
+            .is_remote()
+    );
+    assert_eq!(
+        racks(BreakerState::Closed).level_name(racks(BreakerState::Closed).level(0, 2)),
+        "rack"
+    );
 }
 
 #[test]
 fn a_penalty_moves_the_choice_to_the_nearer_pair() {
     let mut rule = policy(Mode::Disaggregated);
     let fleet = racks(BreakerState::Closed);
-    rule.cost.level_penalty_milliseconds.insert("rack".into(), 500.0);
+    rule.cost
+        .level_penalty_milliseconds
+        .insert("rack".into(), 500.0);
     let decision = decide(&fleet, &request(600), &rule);
-    assert_eq!(decision.chosen().unwrap().plan, Plan::Remote { prefill: 1, decode: 2 });
-    rule.cost.level_penalty_milliseconds.insert("beyond".into(), 900.0);
+    assert_eq!(
+        decision.chosen().unwrap().plan,
+        Plan::Remote {
+            prefill: 1,
+            decode: 2
+        }
+    );
+    rule.cost
+        .level_penalty_milliseconds
+        .insert("beyond".into(), 900.0);
     let decision = decide(&fleet, &request(600), &rule);
-    assert_eq!(decision.chosen().unwrap().plan, Plan::Remote { prefill: 0, decode: 2 });
+    assert_eq!(
+        decision.chosen().unwrap().plan,
+        Plan::Remote {
+            prefill: 0,
+            decode: 2
+        }
+    );
     assert_eq!(decision.chosen().unwrap().terms.penalty, 500.0);
 }
 
@@ -254,7 +356,10 @@ fn a_prefix_hit_draws_the_request_and_an_old_index_does_not() {
     hit.hits.set(2, 30);
     let decision = decide(&simple(workers.clone()), &hit, &policy(Mode::Conditional));
     let chosen = decision.chosen().unwrap();
-    assert_eq!((chosen.plan.decode(), chosen.inputs.compute.cached_tokens), (2, 480));
+    assert_eq!(
+        (chosen.plan.decode(), chosen.inputs.compute.cached_tokens),
+        (2, 480)
+    );
     workers[2].indexed_at = -60_000.0;
     let decision = decide(&simple(workers), &hit, &policy(Mode::Conditional));
     assert_eq!(decision.chosen().unwrap().plan.decode(), 1);
@@ -287,7 +392,9 @@ fn own_dispatches_count_before_any_report_does() {
 
 #[test]
 fn many_routers_spread_over_the_pool_and_still_see_the_longest_prefix() {
-    let workers: Vec<WorkerEntry> = (0..20).map(|index| entry(&format!("d{index}"), "decode", index)).collect();
+    let workers: Vec<WorkerEntry> = (0..20)
+        .map(|index| entry(&format!("d{index}"), "decode", index))
+        .collect();
     let crowd = crate::fleets::build(
         &cpu_set(),
         &workers,
@@ -315,7 +422,9 @@ fn many_routers_spread_over_the_pool_and_still_see_the_longest_prefix() {
 
 #[test]
 fn temperature_shares_among_equals_and_leaves_the_worse_alone() {
-    let mut workers: Vec<WorkerEntry> = (0..4).map(|index| entry(&format!("d{index}"), "decode", index)).collect();
+    let mut workers: Vec<WorkerEntry> = (0..4)
+        .map(|index| entry(&format!("d{index}"), "decode", index))
+        .collect();
     workers.push(entry("p0", "prefill", 9));
     workers[3] = busy(workers[3].clone(), 20);
     let fleet = simple(workers);

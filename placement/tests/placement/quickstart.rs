@@ -8,7 +8,12 @@ use baton_placement::rng::Rng;
 use crate::fleets::{entry, simple};
 
 fn policy() -> Policy {
-    let mut policy = Policy::new("quickstart", "smollm2-135m-instruct", &["prefill"], &["decode"]);
+    let mut policy = Policy::new(
+        "quickstart",
+        "smollm2-135m-instruct",
+        &["prefill"],
+        &["decode"],
+    );
     policy.pooling = Pooling::Strict;
     policy.objective.ttft_milliseconds = Some(2_000.0);
     policy.objective.tpot_milliseconds = Some(150.0);
@@ -61,21 +66,37 @@ fn a_long_prompt_on_idle_workers_stays_local() {
 fn a_long_prompt_goes_remote_when_every_decode_worker_generates() {
     for output in [16, 64, 256] {
         let (decision, _) = decide_for(600, [1, 1], output);
-        assert!(decision.chosen().unwrap().plan.is_remote(), "{output}: {}", decision.explanation);
+        assert!(
+            decision.chosen().unwrap().plan.is_remote(),
+            "{output}: {}",
+            decision.explanation
+        );
         assert_eq!(decision.reason, Reason::RemoteCheaper);
-        assert!(decision.explanation.contains("interference"), "{}", decision.explanation);
+        assert!(
+            decision.explanation.contains("interference"),
+            "{}",
+            decision.explanation
+        );
     }
 }
 
 #[test]
 fn a_long_prompt_stays_local_while_one_decode_worker_is_idle() {
     let (decision, name) = decide(600, [1, 0]);
-    assert!(!decision.chosen().unwrap().plan.is_remote(), "{}", decision.explanation);
+    assert!(
+        !decision.chosen().unwrap().plan.is_remote(),
+        "{}",
+        decision.explanation
+    );
     assert_eq!(name, "decode-1");
 }
 
 #[test]
 fn a_short_prompt_stays_local_even_when_all_generate() {
     let (decision, _) = decide(20, [1, 1]);
-    assert!(!decision.chosen().unwrap().plan.is_remote(), "{}", decision.explanation);
+    assert!(
+        !decision.chosen().unwrap().plan.is_remote(),
+        "{}",
+        decision.explanation
+    );
 }

@@ -51,10 +51,22 @@ impl<'a> Reference<'a> {
             wq: if !has || rb { 1.0 } else { 0.6 },
             wt: if !has || rb { 1.0 } else { 0.3 },
             wm: if rb { 1.0 } else { 3.0 },
-            lambda: if !has { 0.5 } else if rb { 0.6 } else { 1.0 },
+            lambda: if !has {
+                0.5
+            } else if rb {
+                0.6
+            } else {
+                1.0
+            },
             wo: if rb { 1.0 } else { 0.3 },
             wd: if rb { 1.0 } else { 0.3 },
-            v: if !has { 0.0 } else if rb { 4_000.0 } else { 8_000.0 },
+            v: if !has {
+                0.0
+            } else if rb {
+                4_000.0
+            } else {
+                8_000.0
+            },
             uq: 3.0,
         };
         let osl = request
@@ -77,7 +89,12 @@ impl<'a> Reference<'a> {
     }
 
     fn class(&self, worker: &WorkerEntry) -> baton_placement::coefficients::WorkerCoefficients {
-        let found = self.world.set.workers.iter().find(|class| class.name == worker.class);
+        let found = self
+            .world
+            .set
+            .workers
+            .iter()
+            .find(|class| class.name == worker.class);
         found.unwrap().coefficients
     }
 
@@ -97,7 +114,10 @@ impl<'a> Reference<'a> {
         let (mut wall, mut extra, mut first, mut last, mut done) = (0.0, 0.0, 0.0, 0.0, 0.0);
         while done < n {
             let before = c + done;
-            let prefill = |n: f64| w.floor.max(w.a + w.b * n + w.k * (n * before + n * n / 2.0));
+            let prefill = |n: f64| {
+                w.floor
+                    .max(w.a + w.b * n + w.k * (n * before + n * n / 2.0))
+            };
             let mut chunk = match worker.chunks {
                 ChunkRule::Fixed(tokens) => f64::from(tokens),
                 ChunkRule::Bounded if b == 0.0 => 2_048.0,
@@ -112,7 +132,11 @@ impl<'a> Reference<'a> {
                         let mut high = 2_049;
                         while low + 1 < high {
                             let middle = (low + high) / 2;
-                            if fits(middle) { low = middle } else { high = middle }
+                            if fits(middle) {
+                                low = middle;
+                            } else {
+                                high = middle;
+                            }
                         }
                         f64::from(low)
                     }
@@ -155,13 +179,18 @@ impl<'a> Reference<'a> {
         worker.pool != "other"
             && worker.state == WorkerState::Ready
             && !self.request.exclude.contains(&worker.id)
-            && self.request.adapter.as_ref().is_none_or(|name| worker.adapters.contains(name))
+            && self
+                .request
+                .adapter
+                .as_ref()
+                .is_none_or(|name| worker.adapters.contains(name))
             && worker.load.queued_sequences + worker.own.queued_sequences
                 < self.policy.admission.max_queued_per_worker
     }
 
     fn decodes(&self, worker: &WorkerEntry) -> bool {
-        let whole = (self.request.tokens + self.request.max_output_tokens).div_ceil(worker.block_size);
+        let whole =
+            (self.request.tokens + self.request.max_output_tokens).div_ceil(worker.block_size);
         self.takes(worker) && worker.can_decode && whole <= worker.total_blocks
     }
 
@@ -198,19 +227,42 @@ impl<'a> Reference<'a> {
         };
         let domain = |position: usize| &self.world.entries[position].domain;
         for &kind in order {
-            if !p.transports.iter().any(|one| one == kind) || !d.transports.iter().any(|one| one == kind) {
+            if !p.transports.iter().any(|one| one == kind)
+                || !d.transports.iter().any(|one| one == kind)
+            {
                 continue;
             }
-            let open = self.world.breakers.iter().rev().find(|(from, to, transport, _)| {
-                domain(*from) == &p.domain && domain(*to) == &d.domain && *transport == kind
-            });
-            let known = self.world.level_links.iter().find(|(at, transport, _)| *at == level && *transport == kind);
+            let open = self
+                .world
+                .breakers
+                .iter()
+                .rev()
+                .find(|(from, to, transport, _)| {
+                    domain(*from) == &p.domain && domain(*to) == &d.domain && *transport == kind
+                });
+            let known = self
+                .world
+                .level_links
+                .iter()
+                .find(|(at, transport, _)| *at == level && *transport == kind);
             if let Some(&(_, _, link)) = known {
                 if open.is_some_and(|(_, _, _, state)| *state == BreakerState::Open) {
                     continue;
                 }
-                let out: u64 = self.world.promises.iter().filter(|(from, _, _)| domain(*from) == &p.domain).map(|(_, _, bytes)| bytes).sum();
-                let into: u64 = self.world.promises.iter().filter(|(_, to, _)| domain(*to) == &d.domain).map(|(_, _, bytes)| bytes).sum();
+                let out: u64 = self
+                    .world
+                    .promises
+                    .iter()
+                    .filter(|(from, _, _)| domain(*from) == &p.domain)
+                    .map(|(_, _, bytes)| bytes)
+                    .sum();
+                let into: u64 = self
+                    .world
+                    .promises
+                    .iter()
+                    .filter(|(_, to, _)| domain(*to) == &d.domain)
+                    .map(|(_, _, bytes)| bytes)
+                    .sum();
                 return Some((link as usize, out.max(into) as f64, level));
             }
         }
@@ -221,7 +273,8 @@ impl<'a> Reference<'a> {
         let (p, d) = (&self.world.entries[compute], &self.world.entries[decode]);
         let w = &self.weights;
         let objective = &self.policy.objective;
-        let reported = self.backlog(p, p.load.queued_tokens, p.load.queued_sequences) + p.load.step_remaining;
+        let reported =
+            self.backlog(p, p.load.queued_tokens, p.load.queued_sequences) + p.load.step_remaining;
         let q = (reported - (NOW - p.load.at)).max(0.0)
             + self.backlog(p, p.own.queued_tokens, p.own.queued_sequences);
         let cached_p = self.cached(p);
@@ -236,43 +289,58 @@ impl<'a> Reference<'a> {
         let waiting = f64::from(d.load.queued_sequences);
         let beside = b_d + waiting;
         let context = f64::from(self.request.tokens) + self.osl / 2.0;
-        let tpot = c.d0 + c.d1 * (beside + 1.0) + c.d2 * (s_d + d.load.queued_tokens as f64 + context);
+        let tpot =
+            c.d0 + c.d1 * (beside + 1.0) + c.d2 * (s_d + d.load.queued_tokens as f64 + context);
         let first_step = c.d0 + c.d1 * (b_d + 1.0) + c.d2 * (s_d + f64::from(self.request.tokens));
         let residents = beside * self.osl * (c.d1 + c.d2 * context);
         let cached_d = self.cached(d);
         let block = f64::from(d.block_size);
-        let whole = (f64::from(self.request.tokens + self.request.max_output_tokens) / block).ceil();
-        let missing_blocks = whole - (cached_d / block).floor() - f64::from(d.load.free_blocks.saturating_sub(d.own.blocks));
+        let whole =
+            (f64::from(self.request.tokens + self.request.max_output_tokens) / block).ceil();
+        let missing_blocks = whole
+            - (cached_d / block).floor()
+            - f64::from(d.load.free_blocks.saturating_sub(d.own.blocks));
         let streams = beside.max(1.0);
         let each = (f64::from(d.total_blocks - d.load.free_blocks) / streams).max(1.0);
-        let wait_for = (missing_blocks.max(0.0) / each).ceil().max(beside + 1.0 - f64::from(d.max_sequences));
+        let wait_for = (missing_blocks.max(0.0) / each)
+            .ceil()
+            .max(beside + 1.0 - f64::from(d.max_sequences));
         let kv_wait = wait_for.min(streams).max(0.0) * self.osl * tpot / streams;
 
         let (mut x, mut sync, mut penalty, mut step) = (0.0, 0.0, 0.0, 0.0);
         if let Some((link, promised, level)) = route {
             let l = self.world.set.links[link].coefficients;
             let block = f64::from(p.block_size);
-            let blocks = (f64::from(self.request.tokens) / block).ceil() - (cached_d / block).floor();
+            let blocks =
+                (f64::from(self.request.tokens) / block).ceil() - (cached_d / block).floor();
             let per_block = block * p.bytes_per_token as f64;
             let bytes = blocks * per_block;
             let whole = l.alpha + l.per_byte * (bytes + promised) + l.per_descriptor * blocks;
             let tail = (last / block).ceil().min(blocks);
-            let tail = l.alpha + l.per_byte * (tail * per_block).min(bytes) + l.per_descriptor * tail;
+            let tail =
+                l.alpha + l.per_byte * (tail * per_block).min(bytes) + l.per_descriptor * tail;
             x = (whole - (wall - first)).max(tail);
             sync = l.synchronization;
             step = first_step;
             if self.policy.topology.enforcement != Enforcement::Ignored {
                 let name = ["host", "rack", "beyond"][level];
-                penalty = self.policy.cost.level_penalty_milliseconds.get(name).copied().unwrap_or(0.0);
+                penalty = self
+                    .policy
+                    .cost
+                    .level_penalty_milliseconds
+                    .get(name)
+                    .copied()
+                    .unwrap_or(0.0);
             }
         }
         let moved = x + sync + step;
         let (early, gap) = match (route, self.policy.first_token) {
             (None, _) => (0.0, 0.0),
             (Some(_), FirstToken::Decode) => (moved, 0.0),
-            (Some(_), FirstToken::Prefill) => {
-                (0.0, (x + step + kv_wait - tpot).max(0.0) / (self.osl - 1.0).max(1.0))
-            }
+            (Some(_), FirstToken::Prefill) => (
+                0.0,
+                (x + step + kv_wait - tpot).max(0.0) / (self.osl - 1.0).max(1.0),
+            ),
         };
         w.wq * q
             + w.wt * (wall + x + sync + step + kv_wait)
@@ -282,9 +350,14 @@ impl<'a> Reference<'a> {
             + w.wd * residents
             + penalty
             + w.v
-                * (miss(w.uq * q + wall + kv_wait + early, objective.ttft_milliseconds)
-                    + miss(tpot + gap, objective.tpot_milliseconds)
-                    + miss(q + wall + kv_wait + moved + self.osl * tpot, objective.end_to_end_milliseconds))
+                * (miss(
+                    w.uq * q + wall + kv_wait + early,
+                    objective.ttft_milliseconds,
+                ) + miss(tpot + gap, objective.tpot_milliseconds)
+                    + miss(
+                        q + wall + kv_wait + moved + self.osl * tpot,
+                        objective.end_to_end_milliseconds,
+                    ))
     }
 
     /// Every local plan.

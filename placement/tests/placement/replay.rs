@@ -7,7 +7,9 @@ use baton_placement::record::{DecisionRecord, PolicyName, RecordHead};
 use baton_placement::replay::{ReplayError, differences, replay, what_if};
 use baton_placement::rng::Rng;
 
-use crate::fleets::{build, entry, random_mode, random_policy, random_request, random_world, simple};
+use crate::fleets::{
+    build, entry, random_mode, random_policy, random_request, random_world, simple,
+};
 use crate::reference::NOW;
 
 struct Written {
@@ -91,20 +93,39 @@ fn five_hundred_decisions_replay_the_same_bit_for_bit() {
     }
     // The draw has met what it is meant to: large fleets, chance, refusals, both plans.
     assert!(cut > 60, "{cut}");
-    for reason in ["LocalCheaper", "RemoteCheaper", "SharedByChance", "NoPrefillWorker", "ModeDisaggregated"] {
-        assert!(reasons.contains_key(reason), "{reason} is missing: {reasons:?}");
+    for reason in [
+        "LocalCheaper",
+        "RemoteCheaper",
+        "SharedByChance",
+        "NoPrefillWorker",
+        "ModeDisaggregated",
+    ] {
+        assert!(
+            reasons.contains_key(reason),
+            "{reason} is missing: {reasons:?}"
+        );
     }
 }
 
 #[test]
 fn a_tampered_record_is_reported_field_by_field() {
-    let (record, set, policy) = read(&write(1, 40).into_iter().find(|one| one.chosen.is_some()).unwrap());
+    let (record, set, policy) = read(
+        &write(1, 40)
+            .into_iter()
+            .find(|one| one.chosen.is_some())
+            .unwrap(),
+    );
     let chosen = record.chosen.unwrap();
 
     let mut other_input = record.clone();
     other_input.candidates[chosen].inputs.compute.queued_tokens += 50_000;
     let found = differences(&other_input, &replay(&other_input, &set, &policy).unwrap());
-    assert!(found.iter().any(|one| one.field == format!("candidates[{chosen}].terms.queue")), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .any(|one| one.field == format!("candidates[{chosen}].terms.queue")),
+        "{found:?}"
+    );
 
     let mut other_cost = record.clone();
     let cost = &mut other_cost.candidates[chosen].cost;
@@ -113,9 +134,12 @@ fn a_tampered_record_is_reported_field_by_field() {
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].field, format!("candidates[{chosen}].cost"));
 
-    let mut other_choice = record.clone();
+    let mut other_choice = record;
     other_choice.reason = Reason::QueueFull;
-    let found = differences(&other_choice, &replay(&other_choice, &set, &policy).unwrap());
+    let found = differences(
+        &other_choice,
+        &replay(&other_choice, &set, &policy).unwrap(),
+    );
     assert_eq!(found[0].field, "reason");
 }
 
@@ -139,7 +163,11 @@ fn what_if_tells_where_another_policy_would_have_gone_and_at_what_cost() {
         worker.load.context_tokens = 300;
         worker
     };
-    let fleet = simple(vec![entry("p0", "prefill", 0), busy("d0", 1), busy("d1", 2)]);
+    let fleet = simple(vec![
+        entry("p0", "prefill", 0),
+        busy("d0", 1),
+        busy("d1", 2),
+    ]);
     let mut policy = Policy::new("chat", "m", &["prefill"], &["decode"]);
     policy.pooling = baton_placement::policy::Pooling::Strict;
     policy.objective.ttft_milliseconds = Some(2_000.0);
@@ -157,10 +185,13 @@ fn what_if_tells_where_another_policy_would_have_gone_and_at_what_cost() {
     let mut local = policy.clone();
     local.mode = Mode::Aggregated;
     let changed = what_if(&record, &set, &local).unwrap().unwrap();
-    assert_eq!((changed.before.plan.as_str(), changed.after.plan.as_str()), ("p0 → d0", "d0"));
+    assert_eq!(
+        (changed.before.plan.as_str(), changed.after.plan.as_str()),
+        ("p0 → d0", "d0")
+    );
     assert!(changed.after.cost.unwrap() > changed.before.cost.unwrap());
 
-    let mut latency = policy.clone();
+    let mut latency = policy;
     latency.cost.preset = Preset::Latency;
     let compared = what_if(&record, &set, &latency).unwrap();
     assert!(compared.is_none_or(|one| one.after.cost < one.before.cost));
@@ -168,12 +199,32 @@ fn what_if_tells_where_another_policy_would_have_gone_and_at_what_cost() {
 
 #[test]
 fn a_record_has_the_names_of_the_contract_and_no_tokens() {
-    let (record, ..) = read(&write(3, 60).into_iter().find(|one| one.line.contains("\"Remote\"")).unwrap());
+    let (record, ..) = read(
+        &write(3, 60)
+            .into_iter()
+            .find(|one| one.line.contains("\"Remote\""))
+            .unwrap(),
+    );
     let value = serde_json::to_value(&record).unwrap();
     assert_eq!(value["schema"], "baton.decision.v1");
     for field in [
-        "run", "requestId", "time", "now", "randomSeed", "coefficients", "fleetVersion", "indexAgeMilliseconds",
-        "model", "kvIdentity", "mode", "filtered", "chosen", "runnerUp", "reason", "explanation", "states",
+        "run",
+        "requestId",
+        "time",
+        "now",
+        "randomSeed",
+        "coefficients",
+        "fleetVersion",
+        "indexAgeMilliseconds",
+        "model",
+        "kvIdentity",
+        "mode",
+        "filtered",
+        "chosen",
+        "runnerUp",
+        "reason",
+        "explanation",
+        "states",
     ] {
         assert!(value.get(field).is_some(), "{field}");
     }
@@ -183,21 +234,44 @@ fn a_record_has_the_names_of_the_contract_and_no_tokens() {
     for field in ["tokens", "prefixFingerprint", "maxOutputTokens"] {
         assert!(value["input"].get(field).is_some(), "input.{field}");
     }
-    let remote = value["candidates"].as_array().unwrap().iter().find(|one| one["kind"] == "Remote").unwrap();
+    let remote = value["candidates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["kind"] == "Remote")
+        .unwrap();
     for field in ["prefill", "decode", "mean", "upper"] {
         assert!(!remote[field].is_null(), "{field}");
     }
     for field in ["prefill", "decode"] {
-        assert!(remote["cachedTokens"].get(field).is_some(), "cachedTokens.{field}");
+        assert!(
+            remote["cachedTokens"].get(field).is_some(),
+            "cachedTokens.{field}"
+        );
     }
     for field in [
-        "queuedTokens", "runningSequences", "contextTokens", "missingBytes", "level", "link", "reportAge",
+        "queuedTokens",
+        "runningSequences",
+        "contextTokens",
+        "missingBytes",
+        "level",
+        "link",
+        "reportAge",
     ] {
         assert!(!remote["inputs"][field].is_null(), "inputs.{field}");
     }
     for field in [
-        "queue", "prefill", "transfer", "synchronization", "admission", "machine", "interference", "decode",
-        "residents", "objective", "penalty",
+        "queue",
+        "prefill",
+        "transfer",
+        "synchronization",
+        "admission",
+        "machine",
+        "interference",
+        "decode",
+        "residents",
+        "objective",
+        "penalty",
     ] {
         assert!(remote["terms"][field].is_number(), "terms.{field}");
     }
@@ -209,5 +283,9 @@ fn fields_of_a_later_release_are_kept() {
     let longer = one.line.replacen('{', "{\"colour\":\"blue\",", 1);
     let record: DecisionRecord = serde_json::from_str(&longer).unwrap();
     assert_eq!(record.more["colour"], "blue");
-    assert!(serde_json::to_string(&record).unwrap().contains("\"colour\":\"blue\""));
+    assert!(
+        serde_json::to_string(&record)
+            .unwrap()
+            .contains("\"colour\":\"blue\"")
+    );
 }
