@@ -7,7 +7,7 @@
 //! - [`body`]: reads a body within its limits.
 //! - [`reply`]: answers and errors as HTTP responses.
 //! - [`draws`]: random numbers for ids and seeds.
-//! - [`serve`]: connections.
+//! - [`serve`]: connections. [`flags`]: limits on the command line.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use crate::text::library::Library;
 
 pub mod body;
 pub mod draws;
+pub mod flags;
 pub mod generate;
 pub mod headers;
 pub mod prompt;

@@ -1,1 +1,263 @@
-//! The front over a scripted run.
+//! The front over scripted runs: what a client sees for what a run does.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use baton_placement::policy::{Overrides, Policy};
+use baton_protocol::failure::FailureClass;
+use baton_protocol::wire;
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tower::ServiceExt;
+
+use super::{Front, FrontConfig};
+use crate::clock::Moment;
+use crate::policy::PolicyHandle;
+use crate::run::{
+    Dispatch, ModelListing, RunEvent, RunFailure, RunHandle, RunRequest, RunSink, TextArtifacts,
+    Usage, channel,
+};
+use crate::text::template::TemplateArtifact;
+use crate::text::vocabulary::tests::tokenizer_json;
+
+mod answers;
+mod connections;
+mod refusals;
+mod requests;
+
+/// A dispatch whose runs play a script, or, without one, are left to the test.
+struct Scripted {
+    policy: Arc<PolicyHandle>,
+    artifacts: Option<Arc<TextArtifacts>>,
+    script: Vec<RunEvent>,
+    /// Every run that was started; the test keeps its sink, or drops it.
+    started: mpsc::UnboundedSender<(RunRequest, RunSink)>,
+}
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Scripted")
+    }
+}
+
+impl Dispatch for Scripted {
+    fn policy(&self, model: &str) -> Option<Arc<PolicyHandle>> {
+        ["tiny", "org/alias"]
+            .contains(&model)
+            .then(|| self.policy.clone())
+    }
+
+    fn models(&self) -> Vec<ModelListing> {
+        ["tiny", "org/alias"]
+            .map(|id| ModelListing {
+                id: id.to_owned(),
+                created: 5,
+                max_context: Some(100),
+            })
+            .to_vec()
+    }
+
+    fn artifacts(&self, _: &PolicyHandle) -> Option<Arc<TextArtifacts>> {
+        self.artifacts.clone()
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn start(&self, request: RunRequest) -> RunHandle {
+        let (sink, handle) = channel("run-7".into());
+        for event in &self.script {
+            sink.events.try_send(event.clone()).unwrap();
+        }
+        self.started.send((request, sink)).unwrap();
+        handle
+    }
+}
+
+type Started = mpsc::UnboundedReceiver<(RunRequest, RunSink)>;
+
+/// What a test may change of the front before it is built.
+struct Setup {
+    scripted: Scripted,
+    config: FrontConfig,
+    started: Started,
+}
+
+impl Setup {
+    fn new(script: Vec<RunEvent>) -> Self {
+        let (sender, started) = mpsc::unbounded_channel();
+        let mut policy = Policy::new("p", "tiny", &[], &["decode"]);
+        policy.overrides = Overrides::Allowed;
+        Self {
+            scripted: Scripted {
+                policy: Arc::new(PolicyHandle::new(policy, Moment::default())),
+                artifacts: Some(Arc::new(artifacts(
+                    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}",
+                ))),
+                script,
+                started: sender,
+            },
+            config: FrontConfig::default(),
+            started,
+        }
+    }
+
+    fn build(self) -> (Router, Started) {
+        let front = Front::new(Arc::new(self.scripted), self.config, [7; 32]);
+        (front.routes(), self.started)
+    }
+}
+
+/// A model of one token a byte of ASCII, two halves of "€", and an end: printable characters have their codes less 33 as ids.
+fn artifacts(chat_template: &str) -> TextArtifacts {
+    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+    tokens.extend(["Ġ", "Ċ", "âĤ", "¬", "<|end|>"].map(str::to_owned));
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let decoder = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let template = TemplateArtifact {
+        chat_template: chat_template.to_owned(),
+        bos_token: None,
+        eos_token: Some("<|end|>".to_owned()),
+        add_bos: false,
+    };
+    TextArtifacts {
+        tokenizer_digest: "tokenizer".to_owned(),
+        tokenizer: Bytes::from(tokenizer_json(&tokens, &["<|end|>"], &decoder)),
+        chat_template_digest: chat_template.to_owned(),
+        chat_template: Bytes::from(serde_json::to_vec(&template).unwrap()),
+        max_context: 100,
+    }
+}
+
+const SPACE: u32 = 94;
+const EURO: [u32; 2] = [96, 97];
+const END: u32 = 98;
+
+fn ids(text: &str) -> Vec<u32> {
+    text.chars()
+        .map(|character| {
+            if character == ' ' {
+                SPACE
+            } else {
+                u32::from(character) - 33
+            }
+        })
+        .collect()
+}
+
+fn token(id: u32) -> RunEvent {
+    RunEvent::Token { id, logprobs: None }
+}
+
+/// A run that says `text`, a token a character, and finishes.
+fn says(text: &str, reason: wire::FinishReason) -> Vec<RunEvent> {
+    let mut script: Vec<RunEvent> = ids(text).into_iter().map(token).collect();
+    script.push(RunEvent::Finished {
+        reason,
+        usage: Usage {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            output_tokens: u32::try_from(text.len()).unwrap(),
+        },
+    });
+    script
+}
+
+fn failed(status: u16) -> RunEvent {
+    RunEvent::Failed(RunFailure {
+        class: FailureClass::NoWorker,
+        status,
+        message: "no decode worker is ready".to_owned(),
+        param: None,
+        code: "no_worker",
+        retry_after_seconds: Some(3),
+    })
+}
+
+fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).body(body.into()).unwrap()
+}
+
+/// A chat request of one message with further fields.
+fn chat(fields: &Value) -> Request<Body> {
+    post(
+        "/v1/chat/completions",
+        with_fields(
+            json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}),
+            fields,
+        ),
+    )
+}
+
+fn completion(fields: &Value) -> Request<Body> {
+    post(
+        "/v1/completions",
+        with_fields(json!({"model": "tiny", "prompt": "hi"}), fields),
+    )
+}
+
+fn with_fields(mut body: Value, fields: &Value) -> String {
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body.to_string()
+}
+
+struct Reply {
+    status: u16,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Reply {
+    async fn read(response: Response) -> Self {
+        let (head, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        Self {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            text: String::from_utf8(bytes.to_vec()).unwrap(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The data of all events but `[DONE]`, and whether that came.
+    fn events(&self) -> (Vec<Value>, bool) {
+        let mut events = Vec::new();
+        let mut done = false;
+        for event in self.text.split_terminator("\n\n") {
+            assert!(!done, "an event after [DONE]: {event}");
+            let data = event
+                .strip_prefix("event: error\n")
+                .unwrap_or(event)
+                .strip_prefix("data: ")
+                .unwrap();
+            if data == "[DONE]" {
+                done = true;
+            } else {
+                events.push(serde_json::from_str(data).unwrap());
+            }
+        }
+        (events, done)
+    }
+}
+
+/// One request to a front whose runs play `script`.
+async fn ask(script: Vec<RunEvent>, request: Request<Body>) -> Reply {
+    let (routes, _started) = Setup::new(script).build();
+    Reply::read(routes.oneshot(request).await.unwrap()).await
+}
