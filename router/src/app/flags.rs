@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::front::flags::FrontFlags;
+
 /// Serves an OpenAI-compatible endpoint and places each request on prefill and decode workers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "baton-router", version)]
@@ -48,6 +50,9 @@ pub struct Flags {
     /// How long runs under way may go on after SIGTERM.
     #[arg(long, env = "BATON_DRAIN_SECONDS", default_value_t = 30)]
     pub drain_seconds: u64,
+
+    #[command(flatten)]
+    pub front: FrontFlags,
 
     /// End, as by SIGTERM, when standard input ends: for a parent that must not leave orphans.
     #[arg(long, env = "BATON_EXIT_ON_STDIN_EOF")]

@@ -124,9 +124,14 @@ impl Output {
             piece.stopped = self.stop.push(text, &mut piece.text);
         }
         self.shown += piece.text.len();
-        while let Some((_, entry)) = self.waiting.pop_front_if(|(start, _)| *start < self.shown) {
-            piece.tokens.push(entry);
-        }
+        let told = self
+            .waiting
+            .iter()
+            .take_while(|(start, _)| *start < self.shown)
+            .count();
+        piece
+            .tokens
+            .extend(self.waiting.drain(..told).map(|(_, entry)| entry));
         piece
     }
 }

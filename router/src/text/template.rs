@@ -164,7 +164,7 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-fn strftime_now(state: &State<'_, '_>, format: String) -> Result<String, Error> {
+fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
     let invalid = |error: jiff::Error| {
         Error::new(
             ErrorKind::InvalidOperation,
@@ -178,10 +178,12 @@ fn strftime_now(state: &State<'_, '_>, format: String) -> Result<String, Error> 
     let now = Timestamp::from_second(seconds)
         .map_err(invalid)?
         .to_zoned(TimeZone::UTC);
-    jiff::fmt::strtime::format(&format, &now).map_err(invalid)
+    jiff::fmt::strtime::format(format, &now).map_err(invalid)
 }
 
 /// As Python's `json.dumps(value, ensure_ascii=False)`, with `indent` and `separators` as that takes them.
+// The template engine hands over keyword arguments by value only.
+#[allow(clippy::needless_pass_by_value)]
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;

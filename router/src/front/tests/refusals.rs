@@ -5,12 +5,11 @@ use std::time::Duration;
 use super::*;
 use wire::FinishReason::{Cancelled, Stop};
 
-/// Sends `request` and checks the error against `(status, type, param, code)`.
-async fn refused(
-    setup: Setup,
-    request: Request<Body>,
-    expected: (u16, &str, Option<&str>, Option<&str>),
-) -> Reply {
+/// Status, type, param, code.
+type Expected<'a> = (u16, &'a str, Option<&'a str>, Option<&'a str>);
+
+/// Sends `request` and checks its error.
+async fn refused(setup: Setup, request: Request<Body>, expected: Expected<'_>) -> Reply {
     let (routes, _started) = setup.build();
     let reply = Reply::read(routes.oneshot(request).await.unwrap()).await;
     let body = reply.json();
@@ -45,7 +44,7 @@ const INVALID: &str = "invalid_request_error";
 #[tokio::test]
 async fn requests_that_cannot_be_served_name_what_is_wrong() {
     let long = "x".repeat(200);
-    let table: Vec<(Request<Body>, (u16, &str, Option<&str>, Option<&str>))> = vec![
+    let table: Vec<(Request<Body>, Expected<'_>)> = vec![
         (
             chat(&json!({"model": "nope"})),
             (404, INVALID, Some("model"), Some("model_not_found")),
