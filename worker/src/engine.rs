@@ -255,6 +255,9 @@ impl Engine {
         if first_token.is_none() {
             present = present.saturating_sub(1);
         }
+        // Preempted later, it computes its prompt here, but the run's prefill is not begun a second time.
+        sequence.progress.prefill_started = true;
+        sequence.progress.prefill_completed = true;
         self.resume(key, Some(reservation), present, first_token, now);
         true
     }
@@ -274,11 +277,29 @@ impl Engine {
         };
         let block_size = self.sequences.pool.store().geometry().block_size;
         let total = sequence.history.len() + usize::from(first_token.is_some());
-        let complete = reservation
-            .as_ref()
-            .map_or(0, |held| held.completed_blocks() * block_size);
-        let present = complete.min(total.saturating_sub(1));
+        let complete = |held: &Reservation| held.completed_blocks() * block_size;
+        // Where everything is there but the outcome of the last token, its block is shared and must not be written again: the
+        // memory is taken anew, with a block of its own for that token.
+        let reservation = reservation.filter(|held| complete(held) < total);
+        let present = reservation.as_ref().map_or(0, complete);
         sequence.cached_tokens = present;
+        if present + 1 == total {
+            // Nothing of the prompt is left to compute: its prefill is over as it begins.
+            let (cached_tokens, progress) = (present, &mut sequence.progress);
+            progress.prefill_started = true;
+            progress.prefill_completed = true;
+            self.early.extend([
+                (key, EngineEvent::PrefillStarted { queue: 0.0 }),
+                (
+                    key,
+                    EngineEvent::PrefillCompleted {
+                        queue: 0.0,
+                        compute: 0.0,
+                        cached_tokens,
+                    },
+                ),
+            ]);
+        }
         self.resume(key, reservation, present, first_token, now);
         true
     }

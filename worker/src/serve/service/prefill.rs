@@ -46,13 +46,13 @@ async fn begin(
 ) {
     let (events, incoming) = mpsc::channel(EVENTS);
     match submit(&daemon, request, events).await {
-        Ok((admitted, registered, skip_blocks)) => {
+        Ok((admitted, registered, lease)) => {
             let work = Work {
                 daemon,
                 id,
                 admitted,
                 registered,
-                skip_blocks,
+                lease,
                 result,
             };
             work.run(incoming).await;
@@ -69,10 +69,9 @@ async fn submit(
     daemon: &Daemon,
     request: wire::PrefillRequest,
     events: mpsc::Sender<EngineEvent>,
-) -> Result<(Admitted, Registered, u32), Refused> {
+) -> Result<(Admitted, Registered, Asked), Refused> {
     let operation = request.operation.unwrap_or_default();
     daemon.admit(&operation)?;
-    let skip_blocks = request.skip_blocks;
     let mut lease = [0; 16];
     getrandom::fill(&mut lease)
         .map_err(|error| messages::invalid(format!("lease: no random numbers: {error}")))?;
@@ -84,6 +83,10 @@ async fn submit(
         },
         skip_blocks: request.skip_blocks,
         sample_first: request.sample_first,
+    };
+    let asked = Asked {
+        skip_blocks: terms.skip_blocks,
+        duration: terms.lease_duration,
     };
     let dispatch = Dispatch {
         operation: &operation,
@@ -99,7 +102,14 @@ async fn submit(
         .submit(request, events)
         .await
         .map_err(messages::stopped)??;
-    Ok((admitted, registered, skip_blocks))
+    Ok((admitted, registered, asked))
+}
+
+/// The lease that was asked for.
+struct Asked {
+    skip_blocks: u32,
+    /// Milliseconds.
+    duration: u64,
 }
 
 /// Writes down what comes of an admitted prefill, until it has ended.
@@ -108,7 +118,7 @@ struct Work {
     id: OperationId,
     admitted: Admitted,
     registered: Registered,
-    skip_blocks: u32,
+    lease: Asked,
     result: PrefillResult,
 }
 
@@ -142,7 +152,7 @@ impl Work {
         let now = self.daemon.pool.now();
         self.daemon
             .results
-            .keep(&self.id, now.saturating_add(2 * self.daemon.lease_duration));
+            .keep(&self.id, now.saturating_add(2 * self.lease.duration));
         self.result.end();
     }
 
@@ -158,7 +168,7 @@ impl Work {
                 lease,
                 opened.generation.0,
                 opened.expires_in,
-                self.skip_blocks,
+                self.lease.skip_blocks,
                 narrow(tokens),
             );
             return Some(Event::Lease(wire::LeaseOpened {

@@ -1,0 +1,222 @@
+//! Cancelling, draining, repeating: what ends an operation, and what is left of it (nothing).
+
+use baton_protocol::wire::{self, decode_event, decode_request, prefill_event};
+
+use crate::harness::{Run, Worker, config, next_prefill, simulated, until, worker};
+
+/// A run that would go on for minutes.
+fn endless(name: &str) -> Run {
+    Run::new(name, 600, 3000)
+}
+
+async fn phase(
+    worker: &Worker,
+    run: &Run,
+    reached: fn(&decode_event::Event) -> bool,
+) -> crate::harness::Decode {
+    let mut stream = worker.decode(run.decode(worker, false)).await;
+    stream.until(|event| reached(event).then_some(())).await;
+    stream
+}
+
+async fn ends_cancelled(mut stream: crate::harness::Decode) {
+    let reason = stream
+        .until(|event| match event {
+            decode_event::Event::Finished(finished) => Some(finished.reason()),
+            decode_event::Event::Failed(failed) => panic!("{failed:?}"),
+            _ => None,
+        })
+        .await;
+    assert_eq!(reason, wire::FinishReason::Cancelled);
+    assert!(stream.maybe().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_cancelled_in_every_phase_and_leaves_nothing() {
+    let worker = worker(simulated("w")).await;
+    let reached: [fn(&decode_event::Event) -> bool; 3] = [
+        |event| matches!(event, decode_event::Event::Reserved(_)),
+        |event| matches!(event, decode_event::Event::PrefillStarted(_)),
+        |event| matches!(event, decode_event::Event::DecodeStarted(_)),
+    ];
+    for (number, reached) in reached.into_iter().enumerate() {
+        let run = endless(&format!("r{number}"));
+        let stream = phase(&worker, &run, reached).await;
+        assert_eq!(worker.cancel(&run.name).await, 1);
+        // The call returns when nothing is left.
+        assert_eq!(worker.running.pool().counts().active, 0);
+        ends_cancelled(stream).await;
+        assert_eq!(worker.cancel(&run.name).await, 0);
+    }
+    // Waiting for a hand-off that never comes.
+    let run = endless("held");
+    let mut stream = worker.decode(run.decode(&worker, true)).await;
+    stream.next().await;
+    assert_eq!(worker.running.pool().counts().active, 38);
+    assert_eq!(worker.cancel("held").await, 1);
+    ends_cancelled(stream).await;
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelling_during_a_transfer_frees_both_sides() {
+    let (prefill, decode) = tokio::join!(worker(simulated("p")), worker(simulated("d")));
+    let run = endless("r");
+    let mut stream = decode.decode(run.decode(&decode, true)).await;
+    let mut source = prefill.prefill(run.prefill(&prefill)).await;
+    let descriptor = loop {
+        if let Some(prefill_event::Event::Lease(lease)) = next_prefill(&mut source).await {
+            break lease.descriptor.unwrap();
+        }
+    };
+    stream
+        .send(decode_request::Message::Descriptor(descriptor))
+        .await;
+    stream
+        .until(|event| matches!(event, decode_event::Event::TransferStarted(_)).then_some(()))
+        .await;
+    assert_eq!(decode.cancel("r").await, 1);
+    assert_eq!(prefill.cancel("r").await, 1);
+    for worker in [&prefill, &decode] {
+        let counts = worker.running.pool().counts();
+        assert_eq!((counts.active, counts.leased), (0, 0));
+    }
+    ends_cancelled(stream).await;
+    prefill.end().await;
+    decode.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_leaves_cancels_its_decode() {
+    let worker = worker(simulated("w")).await;
+    let reached: [fn(&decode_event::Event) -> bool; 2] = [
+        |event| matches!(event, decode_event::Event::PrefillStarted(_)),
+        |event| matches!(event, decode_event::Event::Token(_)),
+    ];
+    for (number, reached) in reached.into_iter().enumerate() {
+        drop(phase(&worker, &endless(&format!("r{number}")), reached).await);
+        worker.settled().await;
+    }
+    // One that only closes its half of a hand-off it has not described cannot go on either.
+    let run = endless("half");
+    let mut stream = worker.decode(run.decode(&worker, true)).await;
+    stream.next().await;
+    let (to, _) = tokio::sync::mpsc::channel(1);
+    drop(std::mem::replace(&mut stream.to, to));
+    let failed = stream
+        .until(|event| match event {
+            decode_event::Event::Failed(failed) => Some(failed.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(failed.class, "client-gone");
+    assert!(
+        failed.message.contains("request half"),
+        "{}",
+        failed.message
+    );
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_prefill_gets_the_first_ones_result_and_computes_nothing() {
+    let worker = worker(config("w")).await;
+    let run = Run::new("r", 100, 10);
+    let collect = |mut events: tonic::Streaming<wire::PrefillEvent>| async move {
+        let mut all = Vec::new();
+        while let Some(event) = next_prefill(&mut events).await {
+            all.push(event);
+        }
+        all
+    };
+    let (first, second) = tokio::join!(
+        async { collect(worker.prefill(run.prefill(&worker)).await).await },
+        async { collect(worker.prefill(run.prefill(&worker)).await).await },
+    );
+    assert_eq!(first, second);
+    assert!(matches!(
+        first.last(),
+        Some(prefill_event::Event::Sealed(_))
+    ));
+    assert_eq!(
+        collect(worker.prefill(run.prefill(&worker)).await).await,
+        first
+    );
+    // One lease, of seven blocks.
+    assert_eq!(worker.running.pool().lease_counts().total(), 1);
+    assert_eq!(worker.running.pool().lease_counters().opened, 1);
+    // Released by the router of that run, and by no other.
+    let Some(prefill_event::Event::Lease(lease)) = first.first().cloned() else {
+        panic!("the lease comes first");
+    };
+    let lease = lease.descriptor.unwrap().lease;
+    for (name, left) in [("another", 1), ("r", 0)] {
+        let request = wire::ReleaseRequest {
+            lease: lease.clone(),
+            run: name.to_owned(),
+        };
+        worker.client.clone().release(request).await.unwrap();
+        assert_eq!(worker.running.pool().lease_counts().total(), left);
+    }
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_refuses_what_is_new_lets_run_what_runs_and_can_be_undone() {
+    let worker = worker(simulated("w")).await;
+    let running = phase(&worker, &endless("running"), |event| {
+        matches!(event, decode_event::Event::Token(_))
+    })
+    .await;
+    let drain = |undo| {
+        let mut client = worker.client.clone();
+        async move {
+            client
+                .drain(wire::DrainRequest { undo })
+                .await
+                .unwrap()
+                .into_inner()
+        }
+    };
+    assert_eq!(drain(false).await.operations, 1);
+    let refused = |name: &'static str| {
+        let worker = &worker;
+        async move {
+            let run = Run::new(name, 10, 2);
+            let mut stream = worker.decode(run.decode(worker, false)).await;
+            match stream.next().await {
+                decode_event::Event::Refused(refused) => Some(refused.reason),
+                _ => None,
+            }
+        }
+    };
+    assert_eq!(refused("new").await.as_deref(), Some("draining"));
+    let mut running = running;
+    running
+        .until(|event| matches!(event, decode_event::Event::Token(_)).then_some(()))
+        .await;
+    drain(true).await;
+    assert_eq!(refused("newer").await, None);
+    drop(running);
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draining_waits_for_operations_and_leases() {
+    let worker = worker(config("w")).await;
+    let run = Run::new("r", 40, 10);
+    let mut source = worker.prefill(run.prefill(&worker)).await;
+    while next_prefill(&mut source).await.is_some() {}
+    let drained = {
+        let draining = worker.running.drain();
+        tokio::pin!(draining);
+        tokio::select! {
+            _ = &mut draining => panic!("a lease is open"),
+            () = until("refuses", || worker.running.pool().lease_counts().total() == 1) => {}
+        }
+        worker.cancel("r").await;
+        draining.await
+    };
+    assert!(drained);
+    worker.end().await;
+}
