@@ -316,6 +316,7 @@ conformance! {
     endings::a_prefill_that_fails_ends_a_waiting_reader(SMALL),
     endings::a_source_that_dies_ends_its_readers(SMALL),
     endings::a_reader_that_dies_leaves_nothing_beyond_the_lease(SMALL),
+    endings::bytes_of_whoever_has_the_block_next_never_leave(SMALL),
     endings::a_sink_that_refuses_ends_the_fetch(SMALL),
     endings::nobody_at_the_address_is_a_lost_source(SMALL),
     endings::an_address_in_use_is_an_error(SMALL),

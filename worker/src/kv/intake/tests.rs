@@ -54,6 +54,7 @@ struct Pair {
     clock: Arc<ManualClock>,
     transport: Arc<LocalTransport>,
     stop: CancellationToken,
+    leases: AtomicU32,
 }
 
 /// A prefill under way at the source.
@@ -92,6 +93,7 @@ impl Pair {
             clock,
             transport,
             stop,
+            leases: AtomicU32::new(0),
         }
     }
 
@@ -107,7 +109,8 @@ impl Pair {
         let tokens = tokens(count);
         let mut reservation = reserved(&self.source, &tokens);
         let open = LeaseOpen {
-            id: LeaseId([5; 16]),
+            // Ids are never used twice.
+            id: LeaseId([self.leases.fetch_add(1, Ordering::SeqCst) as u8; 16]),
             run: RunId::from("run"),
             duration,
             skip_blocks,
@@ -271,7 +274,6 @@ async fn only_what_the_reader_lacks_is_moved() {
     received.expect("verified");
     drop(first);
     let mut prefill = pair.prefill(14, 2);
-    prefill.handoff.lease = LeaseId([5; 16]);
     prefill.compute(&pair.source, 3);
     let handoff = prefill.seal(&pair.source);
     let options = IntakeOptions {

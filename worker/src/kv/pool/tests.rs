@@ -116,21 +116,30 @@ fn threads_never_see_each_others_bytes() {
         for thread in 0..4_u32 {
             let (pool, lease_number) = (&pool, &lease_number);
             scope.spawn(move || {
-                for round in 0..1500_u32 {
+                for round in 0..1000_u32 {
                     let seed = (thread * 7919 + round).wrapping_mul(2_654_435_761);
                     let length = 1 + (seed >> 8) as usize % 30;
                     let branch = (seed >> 16) as usize % 20;
                     let tokens: Vec<u32> = (0..length)
                         .map(|at| if at < branch { 1 } else { 2 + seed % 3 })
                         .collect();
-                    if let Ok(reservation) = reserve(pool, &tokens) {
-                        one_request(pool, lease_number, reservation, &tokens, seed);
-                    }
-                    pool.reap();
+                    let reservation = loop {
+                        pool.reap();
+                        match reserve(pool, &tokens) {
+                            Ok(reservation) => break reservation,
+                            // The others end, and unreported leases expire.
+                            Err(_) => std::thread::yield_now(),
+                        }
+                    };
+                    one_request(pool, lease_number, reservation, &tokens, seed);
                 }
             });
         }
     });
+    assert!(
+        lease_number.load(Ordering::SeqCst) > 1000,
+        "leases were part of it"
+    );
     pool.cancel_run(&RunId::from("run"));
     let counts = pool.counts();
     assert_eq!(counts.leaked, 0, "{counts:?}");
@@ -155,7 +164,7 @@ fn one_request(
         let open = LeaseOpen {
             id: LeaseId(id),
             run: RunId::from("run"),
-            duration: 20,
+            duration: 2,
             skip_blocks: 0,
         };
         let opened = pool.open_lease(&mut reservation, &open).expect("a new id");

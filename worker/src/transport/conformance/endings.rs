@@ -1,14 +1,20 @@
 //! Conformance: what is not served, and how a fetch ends early.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use baton_protocol::failure::HandoffFailure;
-use baton_protocol::ids::{LeaseId, RunId, TransferId};
+use baton_protocol::header::BlockHeader;
+use baton_protocol::ids::{Generation, LeaseId, RunId, TransferId};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Collected, DURATION, Fixture, Leased, wrong};
-use crate::kv::lease::Gone;
-use crate::transport::{FetchRequest, TransportError};
+use crate::kv::KvPool;
+use crate::kv::lease::{Gone, Next};
+use crate::kv::store::BlockId;
+use crate::transport::{BlockSource, FetchRequest, TransportError};
 
 async fn refused(fixture: &Fixture, request: &FetchRequest) -> TransportError {
     let (mut sink, _arrivals) = Collected::new(request);
@@ -203,6 +209,93 @@ pub(super) async fn a_reader_that_dies_leaves_nothing_beyond_the_lease(fixture: 
     fixture.end().await;
 }
 
+/// A source whose lease ends, and whose block is somebody else's, just before the bytes are read.
+#[derive(Debug)]
+struct EndsBetween {
+    pool: KvPool,
+    reused: AtomicBool,
+}
+
+impl BlockSource for EndsBetween {
+    fn block_bytes(&self) -> usize {
+        BlockSource::block_bytes(&self.pool)
+    }
+
+    fn layout(&self) -> u64 {
+        BlockSource::layout(&self.pool)
+    }
+
+    fn watch(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+    ) -> Result<watch::Receiver<u64>, Gone> {
+        self.pool.watch(lease, generation, transfer)
+    }
+
+    fn next(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        index: u32,
+    ) -> Next {
+        self.pool.next(lease, generation, transfer, index)
+    }
+
+    fn header_before(&self, block: BlockId) -> BlockHeader {
+        let header = self.pool.header_before(block);
+        self.pool.cancel_run(&RunId::from("run"));
+        self.pool.store().write(block).fill(SECRET);
+        self.reused.store(true, Ordering::SeqCst);
+        header
+    }
+
+    fn header_after(&self, block: BlockId) -> BlockHeader {
+        self.pool.header_after(block)
+    }
+
+    fn bytes(
+        &self,
+        block: BlockId,
+        read: &mut dyn FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.pool.bytes(block, read)
+    }
+}
+
+const SECRET: u8 = 0xee;
+
+pub(super) async fn bytes_of_whoever_has_the_block_next_never_leave(fixture: Fixture) {
+    let mut leased = fixture.leased(1, 8, 0, "t");
+    fixture.seal(&mut leased);
+    let stop = CancellationToken::new();
+    let source = Arc::new(EndsBetween {
+        pool: fixture.pool.clone(),
+        reused: AtomicBool::new(false),
+    });
+    let listening = fixture
+        .transport
+        .listen("127.0.0.1:0", source.clone(), stop.clone())
+        .await
+        .expect("a free address");
+    let serving = tokio::spawn(listening.run);
+    leased.request.address = listening.address;
+    let (mut sink, _arrivals) = Collected::new(&leased.request);
+    fixture
+        .transport
+        .fetch(&leased.request, &mut sink)
+        .await
+        .expect_err("the lease has ended");
+    assert!(source.reused.load(Ordering::SeqCst), "the case took place");
+    assert!(sink.blocks.is_empty());
+    assert!(!sink.buffer.contains(&SECRET), "not a byte of it left");
+    stop.cancel();
+    serving.await.expect("no panic");
+    fixture.end().await;
+}
+
 pub(super) async fn a_sink_that_refuses_ends_the_fetch(fixture: Fixture) {
     let mut leased = fixture.leased(1, 12, 0, "t");
     fixture.seal(&mut leased);
@@ -243,9 +336,6 @@ pub(super) async fn an_address_in_use_is_an_error(fixture: Fixture) {
             CancellationToken::new(),
         )
         .await;
-    assert_eq!(
-        second.expect_err("in use").kind(),
-        std::io::ErrorKind::AddrInUse
-    );
+    assert_eq!(second.expect_err("in use").kind(), io::ErrorKind::AddrInUse);
     fixture.end().await;
 }
