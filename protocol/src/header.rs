@@ -12,7 +12,8 @@ pub struct BlockHeader {
     pub generation: Generation,
     /// First eight bytes of the layout's digest.
     pub layout: u64,
-    /// [`crate::checksum::checksum`] over the filled part of the data.
+    /// [`crate::checksum::checksum`] over all bytes of the block: what lies behind
+    /// the filled tokens is moved and checked with them, since a layout need not keep them apart.
     pub checksum: u64,
     /// Tokens in the block, 1 ..= block size.
     pub fill: u32,

@@ -142,7 +142,7 @@ impl BlockStore {
                 available,
             });
         }
-        if geometry.block_bytes() % size_of::<u32>() != 0 {
+        if !geometry.block_bytes().is_multiple_of(size_of::<u32>()) {
             return Err(shape(
                 "block bytes",
                 geometry.block_bytes(),

@@ -142,7 +142,7 @@ impl Fixture {
         for index in leased.reservation.completed_blocks()..full {
             self.publish(leased, index);
         }
-        if leased.tokens.len() % BLOCK_SIZE != 0 {
+        if !leased.tokens.len().is_multiple_of(BLOCK_SIZE) {
             self.write(leased, full);
         }
         self.pool

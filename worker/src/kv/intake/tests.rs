@@ -186,7 +186,7 @@ impl Prefill {
     }
 
     fn seal(self, source: &KvPool) -> Handoff {
-        if self.tokens.len() % BLOCK_SIZE != 0 {
+        if !self.tokens.len().is_multiple_of(BLOCK_SIZE) {
             self.write(source, self.tokens.len() / BLOCK_SIZE);
         }
         source

@@ -55,7 +55,7 @@ impl PoolState {
     pub(crate) fn partial_block(&self, id: ReservationId, tokens: usize) -> Option<BlockId> {
         let block_size = self.config.geometry.block_size;
         let held = self.reservations.get(&id)?;
-        (tokens % block_size != 0)
+        (!tokens.is_multiple_of(block_size))
             .then(|| held.blocks.get(tokens / block_size).copied())
             .flatten()
     }
@@ -77,7 +77,7 @@ impl PoolState {
             return Err(LeaseError::NotSealable);
         };
         let complete = held.completed == tokens / block_size;
-        let has_partial = tokens % block_size == 0 || partial.is_some();
+        let has_partial = tokens.is_multiple_of(block_size) || partial.is_some();
         if held.sealed || !complete || !has_partial {
             return Err(LeaseError::NotSealable);
         }

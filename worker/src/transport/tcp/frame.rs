@@ -300,7 +300,7 @@ mod tests {
         fn no_bytes_make_it_panic_or_ask_for_more_than_a_frame(mut bytes in prop::collection::vec(any::<u8>(), 0..1100), plausible: bool) {
             if plausible && bytes.len() >= 5 {
                 bytes[1..4].fill(0);
-                bytes[4] = bytes[4] % 8;
+                bytes[4] %= 8;
             }
             match Frame::decode(&bytes) {
                 Ok(Some((frame, used))) => {
