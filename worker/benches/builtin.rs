@@ -57,10 +57,18 @@ fn main() -> anyhow::Result<()> {
     step(&[(0, 64)])?;
     for length in [16, 128, 512, 2048] {
         let seconds = step(&[(0, length)])?;
-        println!("prefill {length}: {:.0} tokens/s ({:.1} ms)", length as f64 / seconds, seconds * 1e3);
+        println!(
+            "prefill {length}: {:.0} tokens/s ({:.1} ms)",
+            length as f64 / seconds,
+            seconds * 1e3
+        );
     }
     let seconds = step(&[(longest - 512, longest)])?;
-    println!("prefill 512 after {}: {:.0} tokens/s", longest - 512, 512.0 / seconds);
+    println!(
+        "prefill 512 after {}: {:.0} tokens/s",
+        longest - 512,
+        512.0 / seconds
+    );
 
     for context in [64, 512, 2048] {
         for sequences in [1, 2, 4, 8] {

@@ -99,13 +99,18 @@ pub enum ModelError {
         problem: String,
     },
     #[error("model settings: {field}: {problem}")]
-    Settings { field: &'static str, problem: String },
+    Settings {
+        field: &'static str,
+        problem: String,
+    },
     #[error("sequence {}: {problem}", sequence.0)]
     Batch {
         sequence: SequenceKey,
         problem: String,
     },
-    #[error("kv store does not fit the model: a block holds {found} bytes, {expected} are needed for {tokens} tokens")]
+    #[error(
+        "kv store does not fit the model: a block holds {found} bytes, {expected} are needed for {tokens} tokens"
+    )]
     Geometry {
         expected: usize,
         found: usize,
@@ -118,11 +123,7 @@ pub enum ModelError {
 /// # Errors
 /// [`ModelError::Geometry`] for a store of another size, [`ModelError::Batch`] for the first slice that is empty, too long, holds
 /// an id beyond the vocabulary, has too few blocks or one that is not of this store.
-pub fn check_batch(
-    batch: &Batch<'_>,
-    shape: &Shape,
-    kv: &BlockStore,
-) -> Result<(), ModelError> {
+pub fn check_batch(batch: &Batch<'_>, shape: &Shape, kv: &BlockStore) -> Result<(), ModelError> {
     let expected = kv.geometry().block_size * shape.kv_bytes_per_token();
     if kv.block_bytes() != expected {
         return Err(ModelError::Geometry {

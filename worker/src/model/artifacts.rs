@@ -76,7 +76,10 @@ impl PreTokenizer {
         let steps = match self {
             Self::Gpt2 => vec![bytes(true)],
             Self::Smollm => {
-                vec![json!({"type": "Digits", "individual_digits": true}), bytes(true)]
+                vec![
+                    json!({"type": "Digits", "individual_digits": true}),
+                    bytes(true),
+                ]
             }
             Self::Llama3 => vec![split(r"\p{N}{1,3}"), bytes(false)],
             Self::Qwen2 => vec![split(r"\p{N}"), bytes(false)],
@@ -152,8 +155,7 @@ pub fn byte_level(size: usize) -> Vocabulary {
     let bytes = (0..=u8::MAX).map(|byte| (byte_character(byte).to_string(), TokenKind::Normal));
     let control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
         .map(|token| (token.to_owned(), TokenKind::Control));
-    let extra =
-        (BYTE_LEVEL_TOKENS..size).map(|id| (format!("Ġw{id}"), TokenKind::Normal));
+    let extra = (BYTE_LEVEL_TOKENS..size).map(|id| (format!("Ġw{id}"), TokenKind::Normal));
     Vocabulary {
         tokens: bytes.chain(control).chain(extra).collect(),
         merges: Vec::new(),

@@ -78,7 +78,10 @@ impl Simulated {
             );
         }
         if !(0.0..=0.5).contains(&settings.noise) {
-            return refuse("noise", format!("{} is not within 0 and 0.5", settings.noise));
+            return refuse(
+                "noise",
+                format!("{} is not within 0 and 0.5", settings.noise),
+            );
         }
         let shape = Shape {
             layers: 1,

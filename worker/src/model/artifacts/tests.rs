@@ -7,7 +7,11 @@ fn tokenizer(vocabulary: &Vocabulary) -> Tokenizer {
 }
 
 fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    tokenizer.encode(text, false).expect("encodes").get_ids().to_vec()
+    tokenizer
+        .encode(text, false)
+        .expect("encodes")
+        .get_ids()
+        .to_vec()
 }
 
 const TEXTS: [&str; 6] = [
@@ -28,8 +32,14 @@ fn byte_level_text_round_trips_and_bytes_are_ids() {
         assert_eq!(tokenizer.decode(&ids, false).expect("decodes"), text);
     }
     assert_eq!(ids(&tokenizer, "a<|im_start|>b"), [97, MESSAGE_START, 98]);
-    assert_eq!(tokenizer.decode(&[97, 299], false).expect("decodes"), "a w299");
-    assert_eq!(tokenizer.decode(&[97, MESSAGE_END], true).expect("decodes"), "a");
+    assert_eq!(
+        tokenizer.decode(&[97, 299], false).expect("decodes"),
+        "a w299"
+    );
+    assert_eq!(
+        tokenizer.decode(&[97, MESSAGE_END], true).expect("decodes"),
+        "a"
+    );
 }
 
 #[test]
@@ -37,11 +47,16 @@ fn digits_stand_alone_and_merges_apply_in_order() {
     let mut vocabulary = byte_level(BYTE_LEVEL_TOKENS);
     for (id, (left, right)) in [("l", "l"), ("1", "2"), ("Ġ", "a")].into_iter().enumerate() {
         assert_eq!(vocabulary.tokens.len(), BYTE_LEVEL_TOKENS + id);
-        vocabulary.tokens.push((format!("{left}{right}"), TokenKind::Normal));
+        vocabulary
+            .tokens
+            .push((format!("{left}{right}"), TokenKind::Normal));
         vocabulary.merges.push((left.to_owned(), right.to_owned()));
     }
     let merged = |pre_tokenizer| {
-        let vocabulary = Vocabulary { pre_tokenizer, ..vocabulary.clone() };
+        let vocabulary = Vocabulary {
+            pre_tokenizer,
+            ..vocabulary.clone()
+        };
         ids(&tokenizer(&vocabulary), "12 all")
     };
     assert_eq!(merged(PreTokenizer::Gpt2), [260, 261, 259]);

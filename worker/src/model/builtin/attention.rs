@@ -17,6 +17,10 @@ use crate::kv::store::{BlockId, BlockStore};
 pub const TILE: usize = 16;
 /// Queries computed together: with two vectors each they leave room for keys in 16 registers.
 const GROUP: usize = 4;
+/// Groups that pass over keys and values together, so that these come from memory a quarter as often.
+const STRIP: usize = 4;
+/// Tokens of a value panel that all groups of a strip use before the next ones: 128 × 64 bytes are a quarter of a first-level cache.
+const STRETCH: usize = 128;
 
 /// Where things lie in a block, in f16 values: `[layer][K,V][token][kv_head][head_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -86,13 +90,26 @@ pub struct Attention {
     /// `[panel][token][dimension of the panel]`.
     values: Vec<[f32; TILE]>,
     /// Keys of one tile before they are transposed, `[token][dimension]`.
-    staged: Vec<f32>,
-    /// One row of values.
-    row: Vec<f32>,
-    /// Queries computed together, `[dimension][query]`.
+    staged: Vec<f16>,
+    groups: [Group; STRIP],
+}
+
+/// Queries whose chains run side by side.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    size: usize,
+    /// Tokens that each query sees; the last one sees the most.
+    visible: [usize; GROUP],
+    /// Where each query lies in the rows, and its output in the outputs.
+    places: [usize; GROUP],
+    /// `[dimension][query]`, scaled.
     queries: Vec<[f32; GROUP]>,
-    /// Scores, then weights, of each query: `[query][token]`, padded to whole tiles.
+    /// Scores, then weights, `[query][tile]`.
     scores: [Vec<[f32; TILE]>; GROUP],
+    /// Of the weights of each query.
+    totals: [f32; GROUP],
+    /// Weighted values so far, `[panel][query]`.
+    sums: Vec<[[f32; TILE]; GROUP]>,
 }
 
 /// Rows of one sequence that attend in one layer.
@@ -124,33 +141,21 @@ impl Attention {
         for kv_head in 0..layout.kv_heads {
             self.load(kv, layout, rows, kv_head, tokens);
             // (row, head) pairs that share this KV head, by row: neighbours see nearly the same tokens.
-            let pair = |index: usize| {
-                let row = index / sharing;
-                let head = kv_head * sharing + index % sharing;
-                (row, row * width + head * head_dim)
-            };
-            let mut index = 0;
-            while index < count * sharing {
-                let size = GROUP.min(count * sharing - index);
-                let mut visible = [0; GROUP];
-                let mut places = [0; GROUP];
-                for offset in 0..size {
-                    let (row, place) = pair(index + offset);
-                    visible[offset] = rows.start + row + 1;
-                    places[offset] = place;
+            let pairs = count * sharing;
+            for first in (0..pairs).step_by(STRIP * GROUP) {
+                let mut used = 0;
+                for (group, first) in self.groups.iter_mut().zip((first..pairs).step_by(GROUP)) {
+                    group.size = GROUP.min(pairs - first);
+                    for query in 0..group.size {
+                        let row = (first + query) / sharing;
+                        let head = kv_head * sharing + (first + query) % sharing;
+                        group.visible[query] = rows.start + row + 1;
+                        group.places[query] = row * width + head * head_dim;
+                    }
+                    group.prepare(rows.queries, head_dim);
+                    used += 1;
                 }
-                let group = Group {
-                    head_dim,
-                    visible: &visible[..size],
-                    places: &places[..size],
-                };
-                match size {
-                    1 => self.group::<1>(&group, tokens, rows.queries, out),
-                    2 => self.group::<2>(&group, tokens, rows.queries, out),
-                    3 => self.group::<3>(&group, tokens, rows.queries, out),
-                    _ => self.group::<GROUP>(&group, tokens, rows.queries, out),
-                }
-                index += size;
+                self.strip(used, head_dim, tokens, out);
             }
         }
     }
@@ -167,25 +172,20 @@ impl Attention {
         let head_dim = layout.head_dim;
         let tiles = tokens.div_ceil(TILE);
         self.keys.resize(tiles * head_dim, [0.0; TILE]);
-        self.values
-            .resize(head_dim / TILE * tokens, [0.0; TILE]);
-        self.staged.resize(TILE * head_dim, 0.0);
-        self.row.resize(head_dim, 0.0);
+        self.values.resize(head_dim / TILE * tokens, [0.0; TILE]);
+        self.staged.resize(TILE * head_dim, f16::ZERO);
         let mut token = 0;
         for id in rows.blocks {
             let block = kv.read(*id);
             let block: &[f16] = bytemuck::cast_slice(&block);
             for within in 0..layout.block_size.min(tokens - token) {
-                let at = layout.layer(rows.layer)
-                    + (within * layout.kv_heads + kv_head) * head_dim;
-                let staged = token % TILE;
-                block[at..at + head_dim].convert_to_f32_slice(
-                    &mut self.staged[staged * head_dim..(staged + 1) * head_dim],
-                );
+                let at = layout.layer(rows.layer) + (within * layout.kv_heads + kv_head) * head_dim;
+                let staged = token % TILE * head_dim;
+                self.staged[staged..staged + head_dim].copy_from_slice(&block[at..at + head_dim]);
                 let at = at + layout.side();
-                block[at..at + head_dim].convert_to_f32_slice(&mut self.row);
-                for (panel, values) in self.row.as_chunks::<TILE>().0.iter().enumerate() {
-                    self.values[panel * tokens + token] = *values;
+                let (parts, _) = block[at..at + head_dim].as_chunks::<TILE>();
+                for (panel, part) in parts.iter().enumerate() {
+                    part.convert_to_f32_slice(&mut self.values[panel * tokens + token]);
                 }
                 token += 1;
                 if token % TILE == 0 || token == tokens {
@@ -199,71 +199,116 @@ impl Attention {
         }
     }
 
-    fn group<const N: usize>(
-        &mut self,
-        group: &Group<'_>,
-        tokens: usize,
-        queries: &[f32],
-        out: &mut [f32],
-    ) {
-        let head_dim = group.head_dim;
-        // The last row of a group sees the most.
-        let farthest = group.visible.iter().copied().max().unwrap_or(0);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        self.queries.clear();
-        self.queries.extend((0..head_dim).map(|dimension| {
-            std::array::from_fn(|query| {
-                let place = group.places.get(query).copied().unwrap_or(0);
-                queries[place + dimension] * scale
-            })
-        }));
-        let tiles = farthest.div_ceil(TILE);
-        for scores in self.scores.iter_mut().take(N) {
-            scores.resize(tiles, [0.0; TILE]);
-        }
-        for (tile, keys) in self.keys.chunks_exact(head_dim).take(tiles).enumerate() {
-            let found = dots::<N>(keys, &self.queries);
-            for (scores, found) in self.scores.iter_mut().zip(found) {
-                scores[tile] = found;
+    /// Runs the first `used` groups: all of them over one stretch of keys or values while it is in the first-level cache.
+    fn strip(&mut self, used: usize, head_dim: usize, tokens: usize, out: &mut [f32]) {
+        let groups = &mut self.groups[..used];
+        for (tile, keys) in self.keys.chunks_exact(head_dim).enumerate() {
+            for group in groups.iter_mut() {
+                if tile * TILE < group.farthest() {
+                    group.score(tile, keys);
+                }
             }
         }
-        let mut totals = [0.0; N];
-        for (query, total) in totals.iter_mut().enumerate() {
-            *total = soften(&mut self.scores[query], group.visible[query]);
+        for group in groups.iter_mut() {
+            for query in 0..group.size {
+                group.totals[query] = soften(&mut group.scores[query], group.visible[query]);
+            }
         }
-        let weights: [&[f32]; N] =
-            std::array::from_fn(|query| &self.scores[query].as_flattened()[..farthest]);
         for (panel, values) in self.values.chunks_exact(tokens).enumerate() {
-            let sums = weigh::<N>(&values[..farthest], weights);
-            for query in 0..N {
-                let place = group.places[query] + panel * TILE;
-                for (out, sum) in out[place..place + TILE].iter_mut().zip(sums[query]) {
-                    *out = sum / totals[query];
+            for (stretch, values) in values.chunks(STRETCH).enumerate() {
+                for group in groups.iter_mut() {
+                    let left = group.farthest().saturating_sub(stretch * STRETCH);
+                    if left > 0 {
+                        let values = &values[..left.min(values.len())];
+                        group.weigh(panel, stretch * STRETCH, values);
+                    }
+                }
+            }
+        }
+        for group in groups.iter() {
+            for query in 0..group.size {
+                for (panel, sums) in group.sums.iter().enumerate() {
+                    let place = group.places[query] + panel * TILE;
+                    for (out, sum) in out[place..place + TILE].iter_mut().zip(sums[query]) {
+                        *out = sum / group.totals[query];
+                    }
                 }
             }
         }
     }
 }
 
-/// Queries computed together: how many tokens each sees and where it lies in the queries (and its output in the outputs).
-struct Group<'a> {
-    head_dim: usize,
-    visible: &'a [usize],
-    places: &'a [usize],
+impl Group {
+    fn farthest(&self) -> usize {
+        self.visible[..self.size].last().copied().unwrap_or(0)
+    }
+
+    fn prepare(&mut self, rows: &[f32], head_dim: usize) {
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        self.queries.clear();
+        self.queries.resize(head_dim, [0.0; GROUP]);
+        for (query, place) in self.places.iter().take(self.size).enumerate() {
+            let row = &rows[*place..*place + head_dim];
+            for (queries, value) in self.queries.iter_mut().zip(row) {
+                queries[query] = value * scale;
+            }
+        }
+        let tiles = self.farthest().div_ceil(TILE);
+        for scores in self.scores.iter_mut().take(self.size) {
+            scores.resize(tiles, [0.0; TILE]);
+        }
+        self.sums.clear();
+        self.sums.resize(head_dim / TILE, [[0.0; TILE]; GROUP]);
+    }
+
+    fn score(&mut self, tile: usize, keys: &[[f32; TILE]]) {
+        match self.size {
+            1 => self.score_of::<1>(tile, keys),
+            2 => self.score_of::<2>(tile, keys),
+            3 => self.score_of::<3>(tile, keys),
+            _ => self.score_of::<GROUP>(tile, keys),
+        }
+    }
+
+    #[inline(always)]
+    fn score_of<const N: usize>(&mut self, tile: usize, keys: &[[f32; TILE]]) {
+        let found = dots::<N>(keys, &self.queries);
+        for (scores, found) in self.scores.iter_mut().zip(found) {
+            scores[tile] = found;
+        }
+    }
+
+    fn weigh(&mut self, panel: usize, first: usize, values: &[[f32; TILE]]) {
+        match self.size {
+            1 => self.weigh_of::<1>(panel, first, values),
+            2 => self.weigh_of::<2>(panel, first, values),
+            3 => self.weigh_of::<3>(panel, first, values),
+            _ => self.weigh_of::<GROUP>(panel, first, values),
+        }
+    }
+
+    #[inline(always)]
+    fn weigh_of<const N: usize>(&mut self, panel: usize, first: usize, values: &[[f32; TILE]]) {
+        let weights: [&[f32]; N] = std::array::from_fn(|query| {
+            &self.scores[query].as_flattened()[first..first + values.len()]
+        });
+        weigh::<N>(values, weights, &mut self.sums[panel]);
+    }
 }
 
-/// `[16 tokens][dimension]` to `[dimension][16 tokens]`.
-fn transpose(staged: &[f32], keys: &mut [[f32; TILE]]) {
+/// `[16 tokens][dimension]` to `[dimension][16 tokens]`, widened.
+fn transpose(staged: &[f16], keys: &mut [[f32; TILE]]) {
     let head_dim = keys.len();
     for half in 0..2 {
         for first in (0..head_dim).step_by(8) {
             let square = std::array::from_fn(|token| {
                 let at = (half * 8 + token) * head_dim + first;
-                load(&staged[at..at + 8])
+                let mut row = [0.0; 8];
+                staged[at..at + 8].convert_to_f32_slice(&mut row);
+                f32x8::new(row)
             });
             for (dimension, column) in f32x8::transpose(square).into_iter().enumerate() {
-                keys[first + dimension][half * 8..half * 8 + 8]
-                    .copy_from_slice(&column.to_array());
+                keys[first + dimension][half * 8..half * 8 + 8].copy_from_slice(&column.to_array());
             }
         }
     }
@@ -328,21 +373,27 @@ fn soften(scores: &mut [[f32; TILE]], visible: usize) -> f32 {
     total.reduce_add()
 }
 
-/// Sums of one panel of values over the tokens, weighted for `N` queries.
+/// Adds one stretch of a panel of values, weighted for `N` queries, to their sums.
 #[inline(always)]
-fn weigh<const N: usize>(values: &[[f32; TILE]], weights: [&[f32]; N]) -> [[f32; TILE]; N] {
+fn weigh<const N: usize>(
+    values: &[[f32; TILE]],
+    weights: [&[f32]; N],
+    sums: &mut [[f32; TILE]; GROUP],
+) {
     let weights = weights.map(|weights| &weights[..values.len()]);
-    let mut sums = [[f32x8::ZERO; 2]; N];
+    let mut running: [[f32x8; 2]; N] = std::array::from_fn(|query| halves(&sums[query]));
     for (token, values) in values.iter().enumerate() {
         let values = halves(values);
         for query in 0..N {
             let weight = f32x8::splat(weights[query][token]);
             for half in 0..2 {
-                sums[query][half] = values[half].mul_add(weight, sums[query][half]);
+                running[query][half] = values[half].mul_add(weight, running[query][half]);
             }
         }
     }
-    sums.map(joined)
+    for (sums, running) in sums.iter_mut().zip(running) {
+        *sums = joined(running);
+    }
 }
 
 /// Refuses a head size that the vectors do not divide.

@@ -7,10 +7,10 @@ mod container;
 mod vocabulary;
 
 use super::super::{ModelError, ModelFacts, Rope, Shape};
+use super::attention;
 use super::llama::{Layer, Llama, NUMERICS, Weights};
 use super::rope::RopeTable;
 use super::tiles::BLOCK;
-use super::attention;
 use container::Container;
 
 /// More of any of these is a damaged file, not a model for one CPU thread.
@@ -119,7 +119,10 @@ fn rope(container: &Container<'_>, shape: &Shape) -> Result<(Rope, f64), ModelEr
     if dimensions > shape.head_dim || dimensions % 2 != 0 {
         return Err(container.malformed(
             "llama.rope.dimension_count",
-            format!("{dimensions} is odd or more than the head size {}", shape.head_dim),
+            format!(
+                "{dimensions} is odd or more than the head size {}",
+                shape.head_dim
+            ),
         ));
     }
     let base = if container.has_field("llama.rope.freq_base") {

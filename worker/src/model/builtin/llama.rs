@@ -114,7 +114,12 @@ impl Llama {
         }
 
         for (index, layer) in weights.layers.iter().enumerate() {
-            normalise(&mut scratch.normed, &scratch.hidden, &layer.attention_norm, weights.norm_epsilon);
+            normalise(
+                &mut scratch.normed,
+                &scratch.hidden,
+                &layer.attention_norm,
+                weights.norm_epsilon,
+            );
             scratch.quantised.quantise(&scratch.normed, shape.hidden);
             layer.query.product(&scratch.quantised, &mut scratch.query);
             layer.key.product(&scratch.quantised, &mut scratch.key);
@@ -152,22 +157,35 @@ impl Llama {
                 );
             }
             scratch.quantised.quantise(&scratch.attended, query_width);
-            layer.output.product(&scratch.quantised, &mut scratch.projected);
+            layer
+                .output
+                .product(&scratch.quantised, &mut scratch.projected);
             add(&mut scratch.hidden, &scratch.projected);
 
-            normalise(&mut scratch.normed, &scratch.hidden, &layer.feed_forward_norm, weights.norm_epsilon);
+            normalise(
+                &mut scratch.normed,
+                &scratch.hidden,
+                &layer.feed_forward_norm,
+                weights.norm_epsilon,
+            );
             scratch.quantised.quantise(&scratch.normed, shape.hidden);
             layer.gate.product(&scratch.quantised, &mut scratch.gate);
             layer.up.product(&scratch.quantised, &mut scratch.up);
             gated(&mut scratch.gate, &scratch.up);
-            scratch.quantised.quantise(&scratch.gate, shape.feed_forward);
-            layer.down.product(&scratch.quantised, &mut scratch.projected);
+            scratch
+                .quantised
+                .quantise(&scratch.gate, shape.feed_forward);
+            layer
+                .down
+                .product(&scratch.quantised, &mut scratch.projected);
             add(&mut scratch.hidden, &scratch.projected);
         }
 
         let wanted: Vec<&Run<'_>> = runs
             .iter()
-            .filter(|run| run.slice.wants_output && run.start + run.count == run.slice.history.len())
+            .filter(|run| {
+                run.slice.wants_output && run.start + run.count == run.slice.history.len()
+            })
             .collect();
         if wanted.is_empty() {
             return;
@@ -175,10 +193,17 @@ impl Llama {
         scratch.normed.clear();
         for run in &wanted {
             let last = run.row + run.count - 1;
-            scratch.normed.extend_from_slice(&scratch.hidden[last * shape.hidden..][..shape.hidden]);
+            scratch
+                .normed
+                .extend_from_slice(&scratch.hidden[last * shape.hidden..][..shape.hidden]);
         }
         scratch.projected.resize(scratch.normed.len(), 0.0);
-        normalise(&mut scratch.projected, &scratch.normed, &weights.norm, weights.norm_epsilon);
+        normalise(
+            &mut scratch.projected,
+            &scratch.normed,
+            &weights.norm,
+            weights.norm_epsilon,
+        );
         scratch.quantised.quantise(&scratch.projected, shape.hidden);
         let head = weights.head.as_ref().unwrap_or(&weights.embedding);
         let mut logits = vec![0.0; wanted.len() * shape.vocabulary];

@@ -46,10 +46,7 @@ impl RopeTable {
         for head in row.chunks_exact_mut(head_dim) {
             let (values, _) = head.as_chunks_mut::<2>();
             for ([even, odd], (cosine, sine)) in values.iter_mut().zip(angles) {
-                (*even, *odd) = (
-                    *even * cosine - *odd * sine,
-                    *even * sine + *odd * cosine,
-                );
+                (*even, *odd) = (*even * cosine - *odd * sine, *even * sine + *odd * cosine);
             }
         }
     }

@@ -28,7 +28,13 @@ fn store() -> BlockStore {
     BlockStore::new(geometry, 64, u64::MAX).expect("small")
 }
 
-fn run(model: &mut Simulated, kv: &BlockStore, history: &[u32], start: usize, blocks: &[BlockId]) -> StepReport {
+fn run(
+    model: &mut Simulated,
+    kv: &BlockStore,
+    history: &[u32],
+    start: usize,
+    blocks: &[BlockId],
+) -> StepReport {
     let slice = SequenceSlice {
         sequence: SequenceKey(1),
         history,
@@ -36,7 +42,14 @@ fn run(model: &mut Simulated, kv: &BlockStore, history: &[u32], start: usize, bl
         blocks,
         wants_output: true,
     };
-    model.forward(&Batch { slices: vec![slice] }, kv).expect("computes")
+    model
+        .forward(
+            &Batch {
+                slices: vec![slice],
+            },
+            kv,
+        )
+        .expect("computes")
 }
 
 fn blocks(from: u32) -> Vec<BlockId> {
@@ -49,7 +62,11 @@ fn tokens_do_not_depend_on_chunks_or_on_the_worker() {
     let mut first = Simulated::new(settings()).expect("sane");
     let whole = run(&mut first, &store(), &prompt, 0, &blocks(0)).outputs;
 
-    let mut second = Simulated::new(Settings { seed: 2, ..settings() }).expect("sane");
+    let mut second = Simulated::new(Settings {
+        seed: 2,
+        ..settings()
+    })
+    .expect("sane");
     let kv = store();
     run(&mut second, &kv, &prompt[..33], 0, &blocks(20));
     let chunked = run(&mut second, &kv, &prompt, 33, &blocks(20)).outputs;
@@ -57,7 +74,10 @@ fn tokens_do_not_depend_on_chunks_or_on_the_worker() {
 
     let mut other = prompt.clone();
     other[3] += 1;
-    assert_ne!(run(&mut first, &store(), &other, 0, &blocks(0)).outputs, whole);
+    assert_ne!(
+        run(&mut first, &store(), &other, 0, &blocks(0)).outputs,
+        whole
+    );
 }
 
 #[test]
@@ -70,11 +90,17 @@ fn a_copied_block_is_as_good_as_a_computed_one_and_a_damaged_one_is_not() {
     for (from, to) in blocks(0).iter().zip(blocks(30)).take(3) {
         target.write(to).copy_from_slice(&source.read(*from));
     }
-    assert_eq!(run(&mut model, &target, &prompt, 48, &blocks(30)).outputs, whole);
+    assert_eq!(
+        run(&mut model, &target, &prompt, 48, &blocks(30)).outputs,
+        whole
+    );
     // Another block's bytes in place of the second one's.
     let wrong = source.read(blocks(0)[2]).to_vec();
     target.write(blocks(30)[1]).copy_from_slice(&wrong);
-    assert_ne!(run(&mut model, &target, &prompt, 48, &blocks(30)).outputs, whole);
+    assert_ne!(
+        run(&mut model, &target, &prompt, 48, &blocks(30)).outputs,
+        whole
+    );
 }
 
 #[test]
@@ -94,20 +120,35 @@ fn durations_are_those_of_the_cost_formulas_with_noise_around_them() {
     }
     let count = ratios.len() as f64;
     let mean = ratios.iter().sum::<f64>() / count;
-    let spread = (ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / count).sqrt();
+    let spread = (ratios
+        .iter()
+        .map(|ratio| (ratio - mean).powi(2))
+        .sum::<f64>()
+        / count)
+        .sqrt();
     // Three standard errors of 800 draws.
     assert!((mean - 1.0).abs() < 0.0032, "mean {mean}");
     assert!((spread - 0.03).abs() < 0.0023, "spread {spread}");
 
-    let exact = Settings { noise: 0.0, ..settings() };
+    let exact = Settings {
+        noise: 0.0,
+        ..settings()
+    };
     let mut exact = Simulated::new(exact).expect("sane");
     let step = run(&mut exact, &kv, &prompt, 50, &blocks(0));
-    assert_eq!(step.duration_milliseconds, Some(cost::prefill_step(&worker, 100.0, 50.0)));
+    assert_eq!(
+        step.duration_milliseconds,
+        Some(cost::prefill_step(&worker, 100.0, 50.0))
+    );
 }
 
 #[test]
 fn prompts_of_one_step_share_it() {
-    let mut model = Simulated::new(Settings { noise: 0.0, ..settings() }).expect("sane");
+    let mut model = Simulated::new(Settings {
+        noise: 0.0,
+        ..settings()
+    })
+    .expect("sane");
     let prompt = vec![65; 80];
     let (first, second, third) = (blocks(0), blocks(10), blocks(20));
     let slice = |start, blocks| SequenceSlice {
@@ -130,9 +171,27 @@ fn prompts_of_one_step_share_it() {
 #[test]
 fn settings_that_cannot_be_are_named() {
     for (settings, field) in [
-        (Settings { kv_bytes_per_token: 6, ..settings() }, "kvBytesPerToken"),
-        (Settings { vocabulary: 100, ..settings() }, "vocabulary"),
-        (Settings { noise: 2.0, ..settings() }, "noise"),
+        (
+            Settings {
+                kv_bytes_per_token: 6,
+                ..settings()
+            },
+            "kvBytesPerToken",
+        ),
+        (
+            Settings {
+                vocabulary: 100,
+                ..settings()
+            },
+            "vocabulary",
+        ),
+        (
+            Settings {
+                noise: 2.0,
+                ..settings()
+            },
+            "noise",
+        ),
     ] {
         let message = Simulated::new(settings).expect_err("refused").to_string();
         assert!(message.contains(field), "{message}");

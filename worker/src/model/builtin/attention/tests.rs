@@ -56,7 +56,9 @@ fn attention_is_the_softmax_of_the_visible_tokens() {
             let scores: Vec<f64> = (0..=start + row)
                 .map(|token| {
                     let dot: f64 = (0..16)
-                        .map(|dimension| f64::from(query[dimension]) * half(k[at(token) + dimension]))
+                        .map(|dimension| {
+                            f64::from(query[dimension]) * half(k[at(token) + dimension])
+                        })
                         .sum();
                     (dot / 4.0).exp()
                 })
@@ -69,7 +71,10 @@ fn attention_is_the_softmax_of_the_visible_tokens() {
                     .map(|(token, score)| score * half(v[at(token) + dimension]) / total)
                     .sum();
                 let found = f64::from(out[row * query_width + head * 16 + dimension]);
-                assert!((found - expected).abs() < 1e-5, "row {row} head {head}: {found} for {expected}");
+                assert!(
+                    (found - expected).abs() < 1e-5,
+                    "row {row} head {head}: {found} for {expected}"
+                );
             }
         }
     }

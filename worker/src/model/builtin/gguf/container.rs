@@ -125,9 +125,7 @@ impl<'a> Container<'a> {
         integer(value)
             .and_then(|id| u32::try_from(id).ok())
             .filter(|id| (*id as usize) < vocabulary)
-            .ok_or_else(|| {
-                self.malformed(field, format!("is not an id below {vocabulary}"))
-            })
+            .ok_or_else(|| self.malformed(field, format!("is not an id below {vocabulary}")))
     }
 
     fn wrong_type(&self, field: &str, found: &Value, expected: &str) -> ModelError {
@@ -183,7 +181,10 @@ impl<'a> Container<'a> {
         data.map(|data| (dtype, data)).ok_or_else(|| {
             self.malformed(
                 tensor,
-                format!("reaches past the end of the file ({} bytes): it is cut off, fetch it again", self.bytes.len()),
+                format!(
+                    "reaches past the end of the file ({} bytes): it is cut off, fetch it again",
+                    self.bytes.len()
+                ),
             )
         })
     }
@@ -222,7 +223,9 @@ impl<'a> Container<'a> {
                 &Device::Cpu,
             )
             .and_then(|tensor| tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1())
-            .map_err(|error| self.malformed(tensor, format!("cannot be read as {dtype:?}: {error}")))
+            .map_err(|error| {
+                self.malformed(tensor, format!("cannot be read as {dtype:?}: {error}"))
+            })
     }
 }
 

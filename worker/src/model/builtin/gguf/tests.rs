@@ -60,7 +60,11 @@ fn header() -> Header {
         .number("llama.attention.head_count", 4)
         .number("llama.attention.head_count_kv", 2)
         .number("llama.context_length", 512)
-        .with("llama.attention.layer_norm_rms_epsilon", 6, &1e-5_f32.to_le_bytes())
+        .with(
+            "llama.attention.layer_norm_rms_epsilon",
+            6,
+            &1e-5_f32.to_le_bytes(),
+        )
         .tensor("token_embd.weight", &[64, 96], 0, 0)
 }
 
@@ -91,7 +95,12 @@ fn the_first_thing_missing_is_named() {
 
 #[test]
 fn absurd_sizes_are_refused_before_anything_is_allocated() {
-    for field in ["llama.block_count", "llama.embedding_length", "llama.attention.head_count", "llama.context_length"] {
+    for field in [
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.attention.head_count",
+        "llama.context_length",
+    ] {
         for value in [0, u32::MAX] {
             let mut absurd = header();
             absurd.fields.retain(|(key, _)| key != field);
@@ -101,11 +110,17 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
     let huge = [64, u64::MAX / 64];
     let mut absurd = header();
     absurd.tensors.clear();
-    absurd = absurd
-        .tensor("token_embd.weight", &huge, 0, 0)
-        .tensor("blk.0.attn_norm.weight", &[64], 0, u64::MAX - 8);
+    absurd = absurd.tensor("token_embd.weight", &huge, 0, 0).tensor(
+        "blk.0.attn_norm.weight",
+        &[64],
+        0,
+        u64::MAX - 8,
+    );
     blames(&absurd, "blk.0.attn_norm.weight");
-    blames(&header().number("general.alignment", 0), "general.alignment");
+    blames(
+        &header().number("general.alignment", 0),
+        "general.alignment",
+    );
 }
 
 #[test]
@@ -133,8 +148,13 @@ fn what_is_no_gguf_or_no_file_is_said_so() {
     assert!(message(b"PK\x03\x04").contains("does not begin with `GGUF`"));
     assert!(message(b"").contains("does not begin with `GGUF`"));
     let missing = std::path::Path::new("no/such/model.gguf");
-    let error = super::super::load(missing).expect_err("no file").to_string();
-    assert!(error.starts_with("model file no/such/model.gguf: "), "{error}");
+    let error = super::super::load(missing)
+        .expect_err("no file")
+        .to_string();
+    assert!(
+        error.starts_with("model file no/such/model.gguf: "),
+        "{error}"
+    );
 }
 
 #[test]

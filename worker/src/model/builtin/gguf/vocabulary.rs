@@ -3,9 +3,7 @@
 use candle_core::quantized::gguf_file::Value;
 
 use super::super::super::ModelError;
-use super::super::super::artifacts::{
-    self, PLAIN_TEMPLATE, PreTokenizer, TokenKind, Vocabulary,
-};
+use super::super::super::artifacts::{self, PLAIN_TEMPLATE, PreTokenizer, TokenKind, Vocabulary};
 use super::container::{Container, integer};
 
 pub(super) struct Served {
@@ -69,17 +67,17 @@ pub(super) fn read(container: &Container<'_>, size: usize) -> Result<Served, Mod
     })
 }
 
-fn tokens(
-    container: &Container<'_>,
-    size: usize,
-) -> Result<Vec<(String, TokenKind)>, ModelError> {
+fn tokens(container: &Container<'_>, size: usize) -> Result<Vec<(String, TokenKind)>, ModelError> {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     const KINDS: &str = "tokenizer.ggml.token_type";
     let tokens = container.array(TOKENS)?;
     if tokens.len() != size {
         return Err(container.malformed(
             TOKENS,
-            format!("has {} entries for an embedding of {size} rows", tokens.len()),
+            format!(
+                "has {} entries for an embedding of {size} rows",
+                tokens.len()
+            ),
         ));
     }
     let kinds = if container.has_field(KINDS) {
@@ -97,8 +95,9 @@ fn tokens(
             let kind = kinds.get(id).map_or(Some(TokenKind::Normal), |kind| {
                 integer(kind).and_then(TokenKind::from_gguf)
             });
-            kind.map(|kind| (token.clone(), kind))
-                .ok_or_else(|| container.malformed(KINDS, format!("entry {id} is not a known type")))
+            kind.map(|kind| (token.clone(), kind)).ok_or_else(|| {
+                container.malformed(KINDS, format!("entry {id} is not a known type"))
+            })
         })
         .collect()
 }

@@ -48,7 +48,10 @@ fn logits(output: &Output) -> &[f32] {
 }
 
 fn forward(model: &mut Llama, kv: &BlockStore, slices: Vec<SequenceSlice<'_>>) -> Vec<Output> {
-    model.forward(&Batch { slices }, kv).expect("computes").outputs
+    model
+        .forward(&Batch { slices }, kv)
+        .expect("computes")
+        .outputs
 }
 
 /// Computes a prompt in chunks; returns the last logits and all KV bytes of its full tokens.
@@ -155,7 +158,10 @@ fn generate(model: &mut Llama, prompt: &[u32], count: usize) -> Vec<u32> {
 
 #[test]
 fn greedy_generation_is_the_seeds_and_the_prompts() {
-    let text: Vec<u32> = "the baton is never dropped".bytes().map(u32::from).collect();
+    let text: Vec<u32> = "the baton is never dropped"
+        .bytes()
+        .map(u32::from)
+        .collect();
     let tokens = generate(&mut tiny::model(1), &text, 12);
     assert_eq!(tokens, generate(&mut tiny::model(1), &text, 12));
     assert_ne!(tokens, generate(&mut tiny::model(2), &text, 12));
@@ -173,15 +179,33 @@ fn batches_that_do_not_fit_are_refused_by_name() {
     let table = blocks(0, 32);
     let tokens = prompt(40, 1);
     let mut refused = |slice: SequenceSlice<'_>, word: &str| {
-        let batch = Batch { slices: vec![slice] };
+        let batch = Batch {
+            slices: vec![slice],
+        };
         let message = model.forward(&batch, &kv).expect_err("refused").to_string();
-        assert!(message.starts_with("sequence 1: ") && message.contains(word), "{message}");
+        assert!(
+            message.starts_with("sequence 1: ") && message.contains(word),
+            "{message}"
+        );
     };
     refused(slice(&tokens, 0, &table), "2 blocks");
     refused(slice(&tokens[..8], 8, &table), "no token");
     refused(slice(&[999], 0, &table), "999");
     refused(slice(&tokens[..8], 0, &[BlockId(2)]), "block 2");
-    let other = BlockStore::new(Geometry { block_size: 16, bytes_per_token: 8 }, 2, u64::MAX).expect("small");
-    let batch = Batch { slices: vec![slice(&tokens[..8], 0, &table)] };
-    assert!(matches!(model.forward(&batch, &other), Err(ModelError::Geometry { .. })));
+    let other = BlockStore::new(
+        Geometry {
+            block_size: 16,
+            bytes_per_token: 8,
+        },
+        2,
+        u64::MAX,
+    )
+    .expect("small");
+    let batch = Batch {
+        slices: vec![slice(&tokens[..8], 0, &table)],
+    };
+    assert!(matches!(
+        model.forward(&batch, &other),
+        Err(ModelError::Geometry { .. })
+    ));
 }
