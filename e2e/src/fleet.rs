@@ -326,7 +326,7 @@ mod tests {
         let idle = serde_json::json!({"id": "w", "runningSequences": 0, "queuedTokens": 0,
             "blocks": {"active": 0, "leased": 0, "quarantined": 0, "leaked": 0}});
         assert_eq!(occupied(&idle), None);
-        let mut leased = idle.clone();
+        let mut leased = idle;
         leased["blocks"]["leased"] = 3.into();
         assert!(occupied(&leased).unwrap().contains("leased Some(3)"));
         assert!(occupied(&serde_json::json!({"id": "w"})).is_some());

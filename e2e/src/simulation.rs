@@ -68,10 +68,10 @@ pub(crate) struct Run {
     mean: f64,
     upper: f64,
     running: u32,
-    first_token: Option<f64>,
+    /// The first one that was sampled, wherever.
+    first_token: Option<u32>,
     /// Of a remote run: the operation on the worker that decodes, and the blocks reserved there.
     receiving: Option<(SequenceKey, Reservation)>,
-    first_token_id: Option<u32>,
     moving: Option<Moving>,
 }
 
@@ -234,7 +234,6 @@ impl Simulation {
             running: chosen.inputs.compute.running_sequences,
             first_token: None,
             receiving: None,
-            first_token_id: None,
             moving: None,
         };
         let kind = match run.plan {
@@ -343,13 +342,10 @@ impl Simulation {
             .as_mut()
             .context("an event after the end")?;
         match event {
-            EngineEvent::Token { id, .. } => {
-                if run.first_token.is_none() {
-                    run.first_token = Some(now);
-                    run.first_token_id = Some(id);
-                    let actual = now - run.came;
-                    self.answered(number, actual)?;
-                }
+            EngineEvent::Token { id, .. } if run.first_token.is_none() => {
+                run.first_token = Some(id);
+                let actual = now - run.came;
+                self.answered(number, actual)?;
             }
             EngineEvent::LeaseOpened {
                 lease,
@@ -418,7 +414,7 @@ impl Simulation {
         self.router.moved(&moving);
         let worker = run.plan.decode();
         let first_token = match self.first_token {
-            FirstToken::Prefill => run.first_token_id,
+            FirstToken::Prefill => run.first_token,
             FirstToken::Decode => None,
         };
         self.workers[worker].tell(Command::Attach {
