@@ -111,12 +111,16 @@ impl Handoff {
     /// The next thing to do. May be dropped and called again: nothing is lost.
     pub(super) async fn next(&mut self, incoming: &mut Streaming<wire::DecodeRequest>) -> Step {
         loop {
+            // First: the first token may have come before the KV, whose arrival was the last step.
+            if let Some(step) = self.settled() {
+                return step;
+            }
             let step = tokio::select! {
                 biased;
                 progress = progress(&mut self.kv) => self.progressed(progress),
                 message = incoming.message(), if self.listening => self.heard(message),
             };
-            if let Some(step) = step.or_else(|| self.settled()) {
+            if let Some(step) = step {
                 return step;
             }
         }
