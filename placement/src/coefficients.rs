@@ -41,9 +41,25 @@ pub struct WorkerCoefficients {
     /// Actual / predicted that 95 of 100 steps stay below, by phase and load.
     #[serde(default)]
     pub upper: PhaseFactors,
-    /// Steps that these constants were fitted from; 0 is a prior.
+    /// Steps that these constants were fitted from; none is a prior.
     #[serde(default)]
-    pub samples: u64,
+    pub samples: PhaseSamples,
+}
+
+/// Steps seen, by what they computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PhaseSamples {
+    /// Of `a`, `b`, `k` and `floor`.
+    pub prefill: u64,
+    /// Of `d0`, `d1` and `d2`.
+    pub decode: u64,
+}
+
+impl PhaseSamples {
+    pub fn total(&self) -> u64 {
+        self.prefill + self.decode
+    }
 }
 
 impl WorkerCoefficients {
@@ -189,7 +205,10 @@ mod tests {
                     d1: 0.0139,
                     d2: 2.95e-5,
                     upper: PhaseFactors::default(),
-                    samples: 3,
+                    samples: PhaseSamples {
+                        prefill: 3,
+                        decode: 4,
+                    },
                 },
             }],
             links: vec![],

@@ -198,7 +198,7 @@ mod tests {
             d1: 1.5,
             d2: 0.003,
             upper: PhaseFactors::default(),
-            samples: 0,
+            samples: Default::default(),
         }
     }
 

@@ -1,7 +1,9 @@
 //! Where fitting starts: published fits per accelerator and model, or a short self-measurement at worker start.
 
 use super::fit::Fit;
-use crate::coefficients::{LinkCoefficients, PhaseFactors, UNMEASURED_UPPER, WorkerCoefficients};
+use crate::coefficients::{
+    LinkCoefficients, PhaseFactors, PhaseSamples, UNMEASURED_UPPER, WorkerCoefficients,
+};
 
 /// Fits to aiconfigurator 0.12's measured database (vLLM 0.24.0, bf16), reference cost model, section 2a. A model of a model:
 /// off by a few to forty percent on a real device, which costs placement almost nothing until the first steps are seen.
@@ -50,7 +52,7 @@ pub fn built_in(name: &str) -> Option<WorkerCoefficients> {
         d1,
         d2,
         upper: PhaseFactors::default(),
-        samples: 0,
+        samples: PhaseSamples::default(),
     })
 }
 
@@ -119,7 +121,7 @@ pub fn measured(
         d1,
         d2,
         upper: PhaseFactors::default(),
-        samples: 0,
+        samples: PhaseSamples::default(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::fit::Fit;
 use super::quantile::RatioQuantile;
-use crate::coefficients::{LOAD_BUCKETS, WorkerCoefficients, load_bucket};
+use crate::coefficients::{LOAD_BUCKETS, PhaseSamples, WorkerCoefficients, load_bucket};
 
 /// Prompts up to here may lie on the floor of a GPU, where a step takes as long as reading the weights does.
 const FLOOR_TOKENS: f64 = 32.0;
@@ -164,7 +164,10 @@ impl WorkerCalibrator {
             d1,
             d2,
             upper,
-            samples: self.prefill.samples() + self.decode.samples(),
+            samples: PhaseSamples {
+                prefill: self.prefill.samples(),
+                decode: self.decode.samples(),
+            },
         }
     }
 }

@@ -300,12 +300,15 @@ impl FleetBuilder {
     }
 
     fn domain(&mut self, path: &[Option<String>]) -> u32 {
+        let key = domain_key(path);
+        if let Some(&known) = self.domains.get(&key) {
+            return known;
+        }
         let next = self.domains.len() as u32;
-        let links = &mut self.links;
-        *self.domains.entry(domain_key(path)).or_insert_with(|| {
-            links.paths.push(path.to_vec());
-            next
-        })
+        let numbers = self.links.number(path);
+        self.links.paths.push(numbers);
+        self.domains.insert(key, next);
+        next
     }
 
     fn transport(&mut self, name: &str) -> u32 {

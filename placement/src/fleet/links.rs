@@ -19,7 +19,10 @@ pub fn domain_key(path: &[Option<String>]) -> String {
 /// Interned domains and transports, and what is known between them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Links {
-    pub(super) paths: Vec<Vec<Option<String>>>,
+    /// Per domain, the value at each level by number (0: unknown), nearest first.
+    pub(super) paths: Vec<Vec<u32>>,
+    /// Values by number, from 1 on, each with its level: comparing numbers is what makes large fleets cheap.
+    pub(super) values: HashMap<(usize, String), u32>,
     pub(super) transport_names: Vec<String>,
     /// Sets of transports that workers offer, in the worker's order.
     pub(super) transport_sets: Vec<Vec<u32>>,
@@ -59,8 +62,8 @@ impl Links {
         let second = &self.paths[second as usize];
         (0..self.levels)
             .find(|&level| {
-                let value = first.get(level).and_then(Option::as_ref);
-                value.is_some() && value == second.get(level).and_then(Option::as_ref)
+                let value = first.get(level).copied().unwrap_or(0);
+                value != 0 && second.get(level) == Some(&value)
             })
             .unwrap_or(self.levels)
     }
@@ -100,19 +103,15 @@ impl Links {
                 continue;
             }
             let key = (source, target, transport);
-            let Some(&link) = self
-                .exact
-                .get(&key)
-                .or_else(|| self.by_level.get(&(level, transport)))
-            else {
+            let Some(link) = self.link(key, level) else {
                 continue;
             };
-            if self.breakers.get(&key) == Some(&BreakerState::Open) {
+            if !self.breakers.is_empty() && self.breakers.get(&key) == Some(&BreakerState::Open) {
                 why = NoRoute::BreakerOpen;
                 continue;
             }
-            let out = self.promised_out.get(&source).copied().unwrap_or(0);
-            let into = self.promised_in.get(&target).copied().unwrap_or(0);
+            let out = Self::promised(&self.promised_out, source);
+            let into = Self::promised(&self.promised_in, target);
             return Ok(Route {
                 level,
                 link,
@@ -121,6 +120,37 @@ impl Links {
             });
         }
         Err(why)
+    }
+
+    /// Position of the coefficients: those of the two domains, else those of their level.
+    fn link(&self, key: (u32, u32, u32), level: usize) -> Option<u32> {
+        let exact = if self.exact.is_empty() {
+            None
+        } else {
+            self.exact.get(&key)
+        };
+        let of_level = || self.by_level.get(&(level, key.2));
+        exact.or_else(of_level).copied()
+    }
+
+    fn promised(bytes: &HashMap<u32, u64>, domain: u32) -> u64 {
+        if bytes.is_empty() {
+            return 0;
+        }
+        bytes.get(&domain).copied().unwrap_or(0)
+    }
+
+    /// A domain path with its values as numbers.
+    pub(super) fn number(&mut self, path: &[Option<String>]) -> Vec<u32> {
+        let mut numbers = Vec::with_capacity(path.len());
+        for (level, value) in path.iter().enumerate() {
+            let next = self.values.len() as u32 + 1;
+            numbers.push(match value {
+                Some(value) => *self.values.entry((level, value.clone())).or_insert(next),
+                None => 0,
+            });
+        }
+        numbers
     }
 
     pub(super) fn worst_breaker(&self, source: u32, target: u32) -> BreakerState {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::evaluate::{Rules, combine, penalty};
 use super::gather::{ComputeSide, DecodeSide, Gathered, count};
 use super::inputs::{Inputs, LinkInputs};
-use super::{Candidate, Filter, Plan, RECORD_ALL, RECORD_BEST};
+use super::{Candidate, Filter, Filtered, Plan, RECORD_ALL, RECORD_BEST};
 use crate::fleet::{Fleet, NoRoute, Route, WorkerIndex};
 use crate::policy::{Enforcement, Mode, Policy};
 
@@ -36,6 +36,12 @@ struct Passage {
     penalty: f64,
     /// The least that the link's part can be.
     least: f64,
+}
+
+/// What a level means to a policy.
+struct LevelRule {
+    penalty: f64,
+    too_far: bool,
 }
 
 /// Sums in another order may differ in the last bits: a bound has to be above by more than that to end a loop.
@@ -78,38 +84,28 @@ pub(super) fn candidates(
     if gathered.facts.one_token() {
         return found;
     }
+    let prefills = gathered.prefills.iter();
+    let decodes = gathered.decodes.iter();
     let search = Search {
         fleet,
         rules,
         gathered,
-        prefills: groups(
-            fleet,
-            gathered
-                .prefills
-                .iter()
-                .map(|side| (side.worker, side.cost.bound)),
-        ),
-        decodes: groups(
-            fleet,
-            gathered
-                .decodes
-                .iter()
-                .map(|side| (side.worker, side.cost.bound)),
-        ),
+        prefills: groups(fleet, prefills.map(|side| (side.worker, side.cost.bound))),
+        decodes: groups(fleet, decodes.map(|side| (side.worker, side.cost.bound))),
+        overlap: overlap(gathered),
     };
     let (passages, pairs, filtered) = search.passages(policy);
     let locals = found.len();
     let remote = if locals as u64 + pairs <= RECORD_ALL as u64 {
         search.every(&passages)
     } else {
-        let mut best = search.best(
-            &passages,
-            if rules.temperature > 0.0 {
-                RECORD_BEST
-            } else {
-                2
-            },
-        );
+        // At a temperature all that could be recorded are drawn from; else the best and the next best are enough.
+        let exact = if rules.temperature > 0.0 {
+            RECORD_BEST
+        } else {
+            2
+        };
+        let mut best = search.best(&passages, exact);
         // The baselines take the decode worker first: its pairs are looked at, whatever they cost.
         if let Some(worker) = picked_first(policy.mode, &found) {
             let of_picked = search.best_for(&passages, worker);
@@ -134,6 +130,15 @@ pub(super) fn candidates(
         pairs.saturating_sub(evaluated),
     );
     found
+}
+
+fn overlap(gathered: &Gathered) -> bool {
+    // Both are in fleet order.
+    let mut decodes = gathered.decodes.iter().map(|side| side.worker).peekable();
+    gathered.prefills.iter().any(|side| {
+        while decodes.next_if(|&worker| worker < side.worker).is_some() {}
+        decodes.peek() == Some(&side.worker)
+    })
 }
 
 /// The decode worker that a baseline picks before it asks whether to go remote.
@@ -193,30 +198,27 @@ struct Search<'a> {
     gathered: &'a Gathered,
     prefills: Vec<Group>,
     decodes: Vec<Group>,
+    /// Some worker may be either side.
+    overlap: bool,
 }
 
 impl Search<'_> {
     /// Group pairs that may be used, how many pairs of workers they hold, and the others counted by reason.
-    fn passages(&self, policy: &Policy) -> (Vec<Passage>, u64, Vec<(Filter, u64)>) {
+    fn passages(&self, policy: &Policy) -> (Vec<Passage>, u64, Filtered) {
         let preference = self.fleet.links.preference(&policy.transports);
-        let farthest = policy
-            .topology
-            .farthest_level
-            .as_ref()
-            .and_then(|name| self.fleet.levels.iter().position(|level| level == name));
-        let enforcement = policy.topology.enforcement;
-        let mut filtered = Vec::new();
+        let levels = self.levels(policy);
+        let mut filtered = Filtered::new();
         let (mut near, mut far) = (Vec::new(), Vec::new());
         let (mut near_pairs, mut far_pairs) = (0, 0);
         for (prefill, source) in self.prefills.iter().enumerate() {
+            let compatible = &self.fleet.compatible[source.key.compatibility as usize];
             for (decode, target) in self.decodes.iter().enumerate() {
                 let pairs = self.pairs(source, target);
                 if pairs == 0 {
                     continue;
                 }
-                let row = &self.fleet.compatible[source.key.compatibility as usize];
-                if !row[target.key.compatibility as usize] {
-                    filtered.push((Filter::Incompatible, pairs));
+                if !compatible[target.key.compatibility as usize] {
+                    count(&mut filtered, Filter::Incompatible, pairs);
                     continue;
                 }
                 let route = self.fleet.links.route(
@@ -227,26 +229,25 @@ impl Search<'_> {
                 let route = match route {
                     Ok(route) => route,
                     Err(NoRoute::Missing) => {
-                        filtered.push((Filter::NoTransport, pairs));
+                        count(&mut filtered, Filter::NoTransport, pairs);
                         continue;
                     }
                     Err(NoRoute::BreakerOpen) => {
-                        filtered.push((Filter::BreakerOpen, pairs));
+                        count(&mut filtered, Filter::BreakerOpen, pairs);
                         continue;
                     }
                 };
                 let link = &self.fleet.coefficients.links[route.link as usize].coefficients;
-                let penalty = penalty(policy, self.fleet.level_name(route.level));
+                let level = &levels[route.level];
+                let alone = self.rules.weights.wt * (link.alpha + link.synchronization);
                 let passage = Passage {
                     prefill,
                     decode,
                     route,
-                    penalty,
-                    least: self.rules.weights.wt * (link.alpha + link.synchronization) + penalty,
+                    penalty: level.penalty,
+                    least: alone + level.penalty,
                 };
-                let too_far = enforcement != Enforcement::Ignored
-                    && farthest.is_some_and(|farthest| route.level > farthest);
-                if too_far {
+                if level.too_far {
                     far.push(passage);
                     far_pairs += pairs;
                 } else {
@@ -255,19 +256,37 @@ impl Search<'_> {
                 }
             }
         }
-        if far_pairs > 0 && (near_pairs > 0 || enforcement == Enforcement::Required) {
-            filtered.push((Filter::TooFar, far_pairs));
-        } else if near_pairs == 0 {
-            near = far;
-            near_pairs = far_pairs;
+        let required = policy.topology.enforcement == Enforcement::Required;
+        if near_pairs > 0 || required {
+            count(&mut filtered, Filter::TooFar, far_pairs);
+            (near, near_pairs, filtered)
+        } else {
+            (far, far_pairs, filtered)
         }
-        near.sort_by(|left, right| self.least(left).total_cmp(&self.least(right)));
-        (near, near_pairs, filtered)
+    }
+
+    /// What each level means to the policy; the last is that of pairs that share none.
+    fn levels(&self, policy: &Policy) -> Vec<LevelRule> {
+        let limit = policy.topology.farthest_level.as_ref();
+        let limited = policy.topology.enforcement != Enforcement::Ignored;
+        let farthest = limit.and_then(|name| self.fleet.levels.iter().position(|one| one == name));
+        (0..=self.fleet.levels.len())
+            .map(|level| LevelRule {
+                penalty: penalty(policy, self.fleet.level_name(level)),
+                // A level that the fleet does not know is nearer than all: a misspelt limit must not lift it.
+                too_far: limited
+                    && limit.is_some()
+                    && farthest.is_none_or(|farthest| level > farthest),
+            })
+            .collect()
     }
 
     /// Pairs of two different workers.
     fn pairs(&self, source: &Group, target: &Group) -> u64 {
         let mut pairs = (source.members.len() * target.members.len()) as u64;
+        if !self.overlap {
+            return pairs;
+        }
         for &member in &source.members {
             let worker = self.gathered.prefills[member].worker;
             let same = |&other: &usize| self.gathered.decodes[other].worker == worker;
@@ -295,29 +314,44 @@ impl Search<'_> {
     /// The best pairs, `exact` of them for certain, with what else was evaluated on the way; [`RECORD_BEST`] at most.
     fn best(&self, passages: &[Passage], exact: usize) -> Vec<Candidate> {
         let mut kept: Vec<Candidate> = Vec::new();
-        let limit = |kept: &[Candidate]| kept.get(exact - 1).map_or(f64::INFINITY, |one| one.cost);
-        for passage in passages {
-            if beyond(self.least(passage), limit(&kept)) {
+        let bounds: Vec<f64> = passages.iter().map(|passage| self.least(passage)).collect();
+        let by_bound = |&left: &usize, &right: &usize| bounds[left].total_cmp(&bounds[right]);
+        // The most promising passage sets a limit that most others do not pass: only those that do are put in order.
+        let Some(first) = (0..passages.len()).min_by(by_bound) else {
+            return kept;
+        };
+        self.search(&passages[first], exact, &mut kept);
+        let mut order: Vec<usize> = (0..passages.len())
+            .filter(|&index| index != first && !beyond(bounds[index], limit(&kept, exact)))
+            .collect();
+        order.sort_unstable_by(by_bound);
+        for index in order {
+            if beyond(bounds[index], limit(&kept, exact)) {
                 break;
             }
-            let decodes = &self.decodes[passage.decode];
-            for &prefill in &self.prefills[passage.prefill].members {
-                let part = self.gathered.prefills[prefill].cost.bound + passage.least;
-                if beyond(part + decodes.least, limit(&kept)) {
+            self.search(&passages[index], exact, &mut kept);
+        }
+        kept
+    }
+
+    /// Looks through one passage for pairs that are not beyond the `exact` best so far.
+    fn search(&self, passage: &Passage, exact: usize, kept: &mut Vec<Candidate>) {
+        let decodes = &self.decodes[passage.decode];
+        for &prefill in &self.prefills[passage.prefill].members {
+            let part = self.gathered.prefills[prefill].cost.bound + passage.least;
+            if beyond(part + decodes.least, limit(kept, exact)) {
+                break;
+            }
+            for &decode in &decodes.members {
+                let bound = part + self.gathered.decodes[decode].cost.bound;
+                if beyond(bound, limit(kept, exact)) {
                     break;
                 }
-                for &decode in &decodes.members {
-                    let bound = part + self.gathered.decodes[decode].cost.bound;
-                    if beyond(bound, limit(&kept)) {
-                        break;
-                    }
-                    if let Some(found) = self.evaluate(passage, prefill, decode) {
-                        keep(&mut kept, found);
-                    }
+                if let Some(found) = self.evaluate(passage, prefill, decode) {
+                    keep(kept, found);
                 }
             }
         }
-        kept
     }
 
     /// The best pair that generates on one worker.
@@ -389,6 +423,11 @@ impl Search<'_> {
             bytes_per_block,
         }
     }
+}
+
+/// What a pair has to stay below to be among the `exact` best.
+fn limit(kept: &[Candidate], exact: usize) -> f64 {
+    kept.get(exact - 1).map_or(f64::INFINITY, |one| one.cost)
 }
 
 /// Inserts by (cost, plan), so that ties go to the first in fleet order, and drops what would not be recorded.

@@ -1,6 +1,7 @@
 //! What a policy may not say: each refusal names the field, the value and what is allowed.
 
 use super::{CacheSource, Mode, Policy, Preset};
+use crate::fleet::BEYOND;
 
 /// A policy that cannot be honoured. The router keeps the last good one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +63,32 @@ impl Policy {
                     &field,
                     format!("is {value}: it has to be between {lowest} and {highest}"),
                 );
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks level names against those of the cluster, which a policy alone does not know. A limit at a level that does not
+    /// exist would refuse every pair.
+    pub fn check_levels(&self, levels: &[String]) -> Result<(), PolicyError> {
+        let refuse = |field: &str, level: &str| {
+            Err(PolicyError {
+                policy: self.name.clone(),
+                field: field.to_owned(),
+                problem: format!(
+                    "names level {level:?}: the levels here are {}",
+                    levels.join(", ")
+                ),
+            })
+        };
+        if let Some(level) = &self.topology.farthest_level
+            && !levels.contains(level)
+        {
+            return refuse("topology.farthestLevel", level);
+        }
+        for level in self.cost.level_penalty_milliseconds.keys() {
+            if !levels.contains(level) && level != BEYOND {
+                return refuse("cost.levelPenaltyMilliseconds", level);
             }
         }
         Ok(())
@@ -286,6 +313,21 @@ mod tests {
             refused(|policy| policy.cost.temperature_percent = f64::NAN).contains("temperature")
         );
         assert!(refused(|policy| policy.decode_pools.clear()).contains("decodePools"));
+    }
+
+    #[test]
+    fn a_level_that_the_cluster_does_not_have_is_named_with_those_it_has() {
+        let levels = ["host".to_owned(), "rack".to_owned()];
+        let mut policy = Policy::new("chat", "m", &["p"], &["d"]);
+        policy.cost.level_penalty_milliseconds = [("beyond".to_owned(), 5.0)].into();
+        policy.topology.farthest_level = Some("rack".into());
+        policy.check_levels(&levels).unwrap();
+        policy.topology.farthest_level = Some("rakc".into());
+        let message = policy.check_levels(&levels).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "policy chat: topology.farthestLevel names level \"rakc\": the levels here are host, rack"
+        );
     }
 
     #[test]

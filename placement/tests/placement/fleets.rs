@@ -32,7 +32,7 @@ pub(crate) fn coefficients(values: [f64; 7]) -> WorkerCoefficients {
         d1,
         d2,
         upper: PhaseFactors::default(),
-        samples: 0,
+        samples: Default::default(),
     }
 }
 

@@ -321,6 +321,16 @@ fn farther_pairs_are_refused_or_second_choice_or_equal() {
 }
 
 #[test]
+fn a_limit_that_nobody_knows_does_not_lift_itself() {
+    let mut rule = policy(Mode::Disaggregated);
+    rule.topology.farthest_level = Some("rakc".into());
+    rule.topology.enforcement = Enforcement::Required;
+    let decision = decide(&racks(BreakerState::Closed), &request(600), &rule);
+    assert_eq!(decision.reason, Reason::NoPrefillWorker);
+    assert_eq!(decision.filtered[&Filter::TooFar], 2);
+}
+
+#[test]
 fn a_penalty_moves_the_choice_to_the_nearer_pair() {
     let mut rule = policy(Mode::Disaggregated);
     let fleet = racks(BreakerState::Closed);
