@@ -66,6 +66,9 @@ pub(crate) struct UpArguments {
         env = "BATON_STATE_DIR"
     )]
     pub(crate) state_dir: PathBuf,
+    /// A token that the admin address shall ask for.
+    #[arg(long, value_name = "FILE", env = "BATON_ADMIN_TOKEN_FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
     /// When ready, send short and long requests in each mode, compare the tokens, print the decisions, end, and exit by the result.
     #[arg(long, env = "BATON_CHECK", conflicts_with = "tour")]
     pub(crate) check: bool,
@@ -143,6 +146,9 @@ pub(crate) struct RecordArguments {
     /// A router's admin address, HOST:PORT or URL; used instead of the state directory.
     #[arg(long, value_name = "ADDRESS", env = "BATON_ADMIN")]
     pub(crate) admin: Option<String>,
+    /// The token that the router's admin port asks for.
+    #[arg(long, value_name = "FILE", env = "BATON_ADMIN_TOKEN_FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Args)]

@@ -65,7 +65,17 @@ pub(crate) async fn ask(arguments: AskArguments) -> anyhow::Result<Verdict> {
     let table = arguments.output.output == Output::Table;
     let mut text = String::new();
     let mut usage = Value::Null;
-    while let Some(event) = events.next().await? {
+    loop {
+        let event = match events.next().await {
+            Ok(Some(event)) => event,
+            Ok(None) => break,
+            Err(error) => {
+                if table && !text.is_empty() {
+                    terminal::line("")?;
+                }
+                return Err(error.context(format!("run {run}")));
+            }
+        };
         if let Some(piece) = event["choices"][0]["delta"]["content"].as_str() {
             text.push_str(piece);
             if table {
@@ -76,7 +86,7 @@ pub(crate) async fn ask(arguments: AskArguments) -> anyhow::Result<Verdict> {
             usage = event["usage"].clone();
         }
     }
-    let record = wait_for_record(&Records::of(&arguments.records), &run, RECORD_WAIT).await;
+    let record = wait_for_record(&Records::of(&arguments.records)?, &run, RECORD_WAIT).await;
     if table {
         terminal::line("")?;
         terminal::line("")?;

@@ -1,5 +1,6 @@
 //! HTTP to a router: JSON in and out, and streams of server-sent events.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -12,11 +13,33 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
+use crate::failure::wrong_input;
+
 /// One router's address.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
     base: String,
+    token: Option<String>,
+}
+
+/// The token of a file, for a router whose admin port asks for one.
+///
+/// # Errors
+/// The file cannot be read or is empty.
+pub(crate) fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let Some(file) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        wrong_input(format!(
+            "cannot read the token of {}: {error}",
+            file.display()
+        ))
+    })?;
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(wrong_input(format!("{} holds no token", file.display())));
+    }
+    Ok(Some(token.to_owned()))
 }
 
 /// An answer that was read whole.
@@ -63,7 +86,13 @@ impl Client {
         Self {
             pool: Pool::builder(TokioExecutor::new()).build(connector),
             base: base.trim_end_matches('/').to_owned(),
+            token: None,
         }
+    }
+
+    /// Sends this bearer token with each request.
+    pub(crate) fn with_token(self, token: Option<String>) -> Self {
+        Self { token, ..self }
     }
 
     pub(crate) fn base(&self) -> &str {
@@ -125,6 +154,9 @@ impl Client {
             .method(method)
             .uri(format!("{}{path}", self.base));
         request = request.header("content-type", "application/json");
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

@@ -12,7 +12,7 @@ pub(crate) use render::{plan_of, sentence};
 /// # Errors
 /// There is no such record, or nothing to read it from.
 pub(crate) async fn explain(arguments: ExplainArguments) -> anyhow::Result<Verdict> {
-    let records = Records::of(&arguments.records);
+    let records = Records::of(&arguments.records)?;
     let record = records.find(&arguments.run).await?.ok_or_else(|| {
         let place = match &records {
             Records::StateDir(folder) => format!("in {}", folder.display()),

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::arguments::RecordArguments;
-use crate::client::Client;
+use crate::client::{Client, token};
 use crate::failure::wrong_input;
 
 /// Where records are.
@@ -26,11 +26,16 @@ pub(crate) enum Records {
 const LAST: usize = 1024;
 
 impl Records {
-    pub(crate) fn of(arguments: &RecordArguments) -> Self {
-        match &arguments.admin {
-            Some(address) => Self::Router(Box::new(Client::new(address))),
+    /// # Errors
+    /// The token's file cannot be read.
+    pub(crate) fn of(arguments: &RecordArguments) -> anyhow::Result<Self> {
+        Ok(match &arguments.admin {
+            Some(address) => {
+                let token = token(arguments.admin_token_file.as_deref())?;
+                Self::Router(Box::new(Client::new(address).with_token(token)))
+            }
             None => Self::StateDir(arguments.state_dir.clone()),
-        }
+        })
     }
 
     /// The record of one run, or the newest of all for `last`.

@@ -46,7 +46,7 @@ async fn gather(arguments: &ReplayArguments) -> anyhow::Result<(Vec<DecisionReco
             .chain([arguments.records.state_dir.as_path()]);
         return Ok((all, Digests::new(near)));
     }
-    let all = Records::of(&arguments.records).all().await?;
+    let all = Records::of(&arguments.records)?.all().await?;
     Ok((all, Digests::new([arguments.records.state_dir.as_path()])))
 }
 

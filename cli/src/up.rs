@@ -41,6 +41,7 @@ use self::ready::Fleet;
 use self::state_dir::StateDir;
 use self::supervise::Supervisor;
 use crate::arguments::UpArguments;
+use crate::client::{self, Client};
 use crate::failure::Verdict;
 use crate::model::{self, Weights};
 use crate::to_policy::to_policy;
@@ -64,7 +65,6 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
         .iter()
         .map(|policy| to_policy(policy, &resources))
         .collect::<anyhow::Result<Vec<Policy>>>()?;
-    let programs = Programs::beside_this_one()?;
     let state = StateDir::open(&arguments.state_dir)?;
     let interrupt = Interrupt::listen()?;
 
@@ -82,13 +82,20 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
         })
         .collect::<anyhow::Result<Vec<Addresses>>>()?;
 
+    let programs = Programs::beside_this_one()?;
     let cache = model::cache_folder(arguments.cache.as_deref(), |name| std::env::var_os(name))?;
     let weights = tokio::select! {
-        weights = obtain(&workers, &cache) => weights?,
+        weights = obtain(&workers, &resources, &cache) => weights?,
         () = interrupt.first() => return Ok(Verdict::Good),
     };
     let router = router_program(
-        &programs, &state, &policies, &workers, &addresses, listen, admin,
+        &programs,
+        &state,
+        &policies,
+        &workers,
+        &addresses,
+        [listen, admin],
+        arguments.admin_token_file.as_deref(),
     )?;
     let children = workers
         .iter()
@@ -104,7 +111,9 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
 
     let processes = Arc::new(Processes::new(&state.path)?);
     let mut supervisor = Supervisor::new(processes);
-    let mut fleet = Fleet::new(admin);
+    let token = client::token(arguments.admin_token_file.as_deref())?;
+    let client = Client::new(&admin.to_string()).with_token(token);
+    let mut fleet = Fleet::new(client.clone());
     // From here on the children hold the ports themselves.
     drop(ports);
     fleet.add(
@@ -124,7 +133,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
 
     let hurry = supervisor.hurry();
     let outcome = tokio::select! {
-        outcome = serve(&arguments, &mut fleet, &policies, listen, admin) => outcome,
+        outcome = serve(&arguments, &mut fleet, &policies, listen, client) => outcome,
         error = supervisor.failed() => Err(error),
         () = interrupt.first() => Ok(Verdict::Good),
     };
@@ -141,12 +150,12 @@ async fn serve(
     fleet: &mut Fleet,
     policies: &[Policy],
     listen: SocketAddr,
-    admin: SocketAddr,
+    admin: Client,
 ) -> anyhow::Result<Verdict> {
     fleet.ready().await?;
     terminal::lines(fleet.table().await?)?;
-    terminal::line(&format!("ready http://{listen} admin http://{admin}"))?;
-    let traffic = traffic::Traffic::new(listen, admin);
+    terminal::line(&format!("ready http://{listen} admin {}", admin.base()))?;
+    let traffic = traffic::Traffic::new(listen, admin.clone());
     if arguments.check {
         return check::check(&traffic, policies, arguments.output.output).await;
     }
@@ -158,12 +167,17 @@ async fn serve(
 }
 
 /// The models of all workers, by the text of their location.
-async fn obtain(workers: &[WorkerPlan], cache: &Path) -> anyhow::Result<BTreeMap<String, Weights>> {
+async fn obtain(
+    workers: &[WorkerPlan],
+    resources: &Resources,
+    cache: &Path,
+) -> anyhow::Result<BTreeMap<String, Weights>> {
     let mut weights = BTreeMap::new();
-    for location in plan::locations(workers) {
+    for (location, pool) in plan::locations(workers) {
+        let title = || format!("{}: spec.model.source", resources.pools[pool].title());
         weights.insert(
             format!("{location:?}"),
-            model::obtain(&location, cache).await?,
+            model::obtain(&location, cache).await.with_context(title)?,
         );
     }
     Ok(weights)
@@ -213,8 +227,8 @@ fn router_program(
     policies: &[Policy],
     workers: &[WorkerPlan],
     addresses: &[Addresses],
-    listen: SocketAddr,
-    admin: SocketAddr,
+    [listen, admin]: [SocketAddr; 2],
+    token_file: Option<&Path>,
 ) -> anyhow::Result<Program> {
     let policy_file = write(
         state,
@@ -226,14 +240,18 @@ fn router_program(
         .zip(addresses)
         .map(|(worker, addresses)| (worker.name.as_str(), addresses.control));
     let workers_file = write(state, "workers", &plan::workers_file(listed))?;
-    let arguments = [
+    let mut arguments = vec![
         ("--listen", listen.to_string()),
         ("--admin", admin.to_string()),
         ("--policy-file", policy_file),
         ("--workers-file", workers_file),
         ("--state-dir", text(&state.path)?),
         ("--hash-key-file", hash_key(state)?),
+        ("--drain-seconds", plan::DRAIN_SECONDS.to_string()),
     ];
+    if let Some(file) = token_file {
+        arguments.push(("--admin-token-file", text(file)?));
+    }
     Ok(program(state, "router", &programs.router, &[], &arguments))
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
     let mut names = BTreeMap::new();
     for (index, pool) in resources.pools.iter().enumerate() {
         let mut wrong = |path: &str, message: String| {
-            problems.push(pool.origin.problem(pool.title(), path, message))
+            problems.push(pool.origin.problem(pool.title(), path, message));
         };
         namespaces.insert(pool.metadata.namespace.as_str());
         if namespaces.len() == 2 {
@@ -212,12 +212,14 @@ pub(crate) fn workers_file<'a>(
         .collect()
 }
 
-/// The models that have to be on this machine, each once.
-pub(crate) fn locations(workers: &[WorkerPlan]) -> Vec<ModelLocation> {
-    let mut locations = Vec::new();
-    for location in workers.iter().filter_map(|worker| worker.location.as_ref()) {
-        if !locations.contains(location) {
-            locations.push(location.clone());
+/// The models that have to be on this machine, each once, with the first pool that needs it.
+pub(crate) fn locations(workers: &[WorkerPlan]) -> Vec<(ModelLocation, usize)> {
+    let mut locations: Vec<(ModelLocation, usize)> = Vec::new();
+    for worker in workers {
+        if let Some(location) = &worker.location
+            && !locations.iter().any(|(known, _)| known == location)
+        {
+            locations.push((location.clone(), worker.pool));
         }
     }
     locations
@@ -255,7 +257,7 @@ mod tests {
         let workers = workers(&resources).unwrap();
         let names: Vec<&str> = workers.iter().map(|worker| worker.name.as_str()).collect();
         assert_eq!(names, ["prefill-0", "decode-0", "decode-1"]);
-        assert_eq!(locations(&workers), [ModelLocation::Tiny { seed: 7 }]);
+        assert_eq!(locations(&workers), [(ModelLocation::Tiny { seed: 7 }, 1)]);
     }
 
     #[test]

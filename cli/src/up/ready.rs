@@ -1,6 +1,5 @@
 //! When all is ready, what is shown until then, and the table of workers.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,9 +21,9 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(admin: SocketAddr) -> Self {
+    pub(crate) fn new(admin: Client) -> Self {
         Self {
-            admin: Client::new(&admin.to_string()),
+            admin,
             children: Vec::new(),
         }
     }
@@ -170,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_ready_when_the_router_says_so() {
-        let mut fleet = Fleet::new(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let mut fleet = Fleet::new(Client::new("127.0.0.1:1"));
         for name in ["router", "prefill-0", "decode-0"] {
             fleet.add(name, Arc::new(Health::default()));
         }

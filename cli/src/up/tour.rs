@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::prompts;
-use super::traffic::{Ask, Traffic};
+use super::traffic::{Ask, Generating, Traffic};
 use crate::explain::sentence;
 use crate::terminal::{line, note};
 
@@ -18,6 +18,8 @@ const LONG: usize = 16;
 const ANSWER: u32 = 24;
 /// Tokens that a decode worker is kept busy with.
 const BUSY: u32 = 512;
+/// Requests that may generate on each decode worker, on average.
+const LAYERS: usize = 4;
 /// All decode workers generate within this, or the tour gives up.
 const BUSY_WAIT: Duration = Duration::from_secs(120);
 
@@ -87,6 +89,7 @@ async fn keep_busy(
     let mut number = 0;
     loop {
         let view = traffic.fleet().await?;
+        let all = decode_workers(&view, policy).count();
         let waiting: Vec<String> = decode_workers(&view, policy)
             .filter(|worker| worker["runningSequences"].as_u64() == Some(0))
             .map(|worker| worker["id"].as_str().unwrap_or_default().to_owned())
@@ -101,25 +104,36 @@ async fn keep_busy(
                 BUSY_WAIT.as_secs()
             );
         }
-        // One at a time for each that waits, whole on the worker with the least to do.
-        while generating.try_join_next().is_some() {}
-        if generating.len() < decode_workers(&view, policy).count() * 2 {
-            let prompt = prompts::busy(number);
-            let salt = format!("tour-busy-{number}");
-            let ask = Ask {
-                model: &policy.model,
-                prompt: &prompt,
-                mode: Some("Aggregated"),
-                salt: &salt,
-                max_tokens: BUSY,
-            };
-            let one = traffic.generate(ask).await?;
-            generating.spawn(one.drain());
-            number += 1;
+        while let Some(ended) = generating.try_join_next() {
+            ended.context("a task of the tour ended")??;
+        }
+        // All at once: each goes whole to the worker with the least prefill queued, so a worker with none gets one.
+        if generating.len() < all * LAYERS {
+            let burst = (number..number + all).map(|number| background(traffic, policy, number));
+            for one in futures::future::try_join_all(burst).await? {
+                generating.spawn(one.drain());
+            }
+            number += all;
         }
         // Reports come every 50 ms.
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
+}
+
+async fn background(
+    traffic: &Traffic,
+    policy: &Policy,
+    number: usize,
+) -> anyhow::Result<Generating> {
+    let (prompt, salt) = (prompts::busy(number), format!("tour-busy-{number}"));
+    let ask = Ask {
+        model: &policy.model,
+        prompt: &prompt,
+        mode: Some("Aggregated"),
+        salt: &salt,
+        max_tokens: BUSY,
+    };
+    traffic.generate(ask).await
 }
 
 fn decode_workers<'a>(view: &'a Value, policy: &'a Policy) -> impl Iterator<Item = &'a Value> {

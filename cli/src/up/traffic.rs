@@ -43,8 +43,7 @@ pub(crate) struct Answered {
 }
 
 impl Traffic {
-    pub(crate) fn new(listen: SocketAddr, admin: SocketAddr) -> Self {
-        let admin = Client::new(&admin.to_string());
+    pub(crate) fn new(listen: SocketAddr, admin: Client) -> Self {
         Self {
             api: Client::new(&listen.to_string()),
             records: Records::Router(Box::new(admin.clone())),
