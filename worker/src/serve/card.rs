@@ -16,6 +16,7 @@ use crate::model::ModelFacts;
 pub(crate) struct Running<'a> {
     pub(crate) incarnation: Incarnation,
     pub(crate) facts: &'a ModelFacts,
+    pub(crate) accelerator: String,
     pub(crate) blocks: usize,
     pub(crate) max_context: usize,
     pub(crate) control_address: String,
@@ -53,6 +54,7 @@ pub(crate) fn write(config: &WorkerConfig, running: Running<'_>) -> Card {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             connector: "Baton".to_owned(),
         },
+        accelerator: running.accelerator,
         capacity: Capacity {
             blocks: narrow(running.blocks),
             block_size: engine.block_size,

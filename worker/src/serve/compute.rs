@@ -315,7 +315,8 @@ async fn wait(
 /// More than the noise of a fit: a twentieth of any constant, or twice the samples.
 fn differs_materially(before: &WorkerCoefficients, now: &WorkerCoefficients) -> bool {
     let moved = |before: f64, now: f64| (now - before).abs() > 0.05 * before.abs().max(1e-12);
-    now.samples >= before.samples.saturating_mul(2).max(1) && now.samples != before.samples
+    now.samples.total() >= before.samples.total().saturating_mul(2).max(1)
+        && now.samples != before.samples
         || moved(before.a, now.a)
         || moved(before.b, now.b)
         || moved(before.k, now.k)

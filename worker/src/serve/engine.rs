@@ -9,8 +9,8 @@ use baton_protocol::card::Card;
 use baton_protocol::hash::HashKey;
 
 use super::StartError;
-use super::machine::available_memory;
-use crate::config::{EngineKind, ModelSource, SimulatedTiming, WorkerConfig};
+use super::machine::{self, available_memory};
+use crate::config::{EngineKind, EngineSettings, ModelSource, SimulatedTiming, WorkerConfig};
 use crate::engine::measure::measure;
 use crate::engine::scheduler::Limits;
 use crate::engine::{Engine, EngineConfig};
@@ -55,7 +55,7 @@ fn simulated_default() -> WorkerCoefficients {
         d1: 0.012,
         d2: 4.17e-5,
         upper: PhaseFactors::default(),
-        samples: 0,
+        samples: Default::default(),
     })
 }
 
@@ -129,6 +129,29 @@ pub(crate) fn make_pool(
     Ok(KvPool::new(config, available_memory(), clock)?)
 }
 
+/// What computes, as the card says it: simulated workers are alike when they are told the same times.
+pub(crate) fn accelerator(engine: &EngineSettings) -> String {
+    match engine.kind {
+        EngineKind::Builtin => format!("{}, 1 thread", machine::processor()),
+        EngineKind::Simulated => {
+            // The seed gives each its own noise, not its own speed.
+            let told = SimulatedTiming {
+                seed: None,
+                ..engine.simulated.clone().unwrap_or_default()
+            };
+            let told = format!("{told:?}");
+            let digest = blake3::hash(told.as_bytes()).to_hex();
+            format!("simulated {}", &digest[..8])
+        }
+    }
+}
+
+/// Milliseconds that this process has computed: at start its other threads wait, and what else runs on the machine does not count.
+fn processor_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}
+
 /// The engine, with its first guess of its own costs: measured where work is real, a class's constants where it is simulated (a
 /// simulated worker's own are what routers are to learn).
 pub(crate) fn make_engine(
@@ -140,7 +163,7 @@ pub(crate) fn make_engine(
     let stopwatch = move || started.elapsed().as_secs_f64() * 1e3;
     let prior = match config.engine.kind {
         EngineKind::Simulated => None,
-        EngineKind::Builtin => measure(model.as_mut(), &pool, &stopwatch)?,
+        EngineKind::Builtin => measure(model.as_mut(), &pool, &processor_time)?,
     };
     let settings = &config.engine;
     let max_context = settings

@@ -28,6 +28,21 @@ fn control_group_left() -> Option<u64> {
     Some(number("memory.max")?.saturating_sub(number("memory.current")?))
 }
 
+/// The processor's name as `/proc/cpuinfo` has it.
+pub(crate) fn processor() -> String {
+    fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| model_name(&text))
+        .unwrap_or_else(|| format!("a processor of kind {}", std::env::consts::ARCH))
+}
+
+fn model_name(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo
+        .lines()
+        .find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
 /// Instructions that the build uses without asking (x86-64-v3), as `/proc/cpuinfo` names them.
 #[cfg(target_arch = "x86_64")]
 const NEEDED: [&str; 7] = ["avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"];
@@ -67,6 +82,14 @@ mod tests {
         assert_eq!(meminfo_available(text), Some(1 << 20));
         assert_eq!(meminfo_available("MemTotal: 5 kB\n"), None);
         assert!(available_memory() > 0);
+    }
+
+    #[test]
+    fn a_processor_is_named_as_the_kernel_names_it() {
+        let text = "processor : 0\nmodel name\t: Fast CPU @ 3GHz\nflags : fpu\n";
+        assert_eq!(model_name(text).as_deref(), Some("Fast CPU @ 3GHz"));
+        assert_eq!(model_name("processor : 0\n"), None);
+        assert!(!processor().is_empty());
     }
 
     #[cfg(target_arch = "x86_64")]

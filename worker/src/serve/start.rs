@@ -141,6 +141,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         card::Running {
             incarnation: Incarnation(u64::from_le_bytes(incarnation)),
             facts: &facts,
+            accelerator: engine::accelerator(&config.engine),
             blocks,
             max_context: longest.min(blocks.saturating_mul(geometry.block_size)),
             control_address: advertised(start.addresses.advertise.as_deref(), control_address),
@@ -339,7 +340,7 @@ impl Running {
                 Ok(Ok(false)) => {}
                 Ok(_) => tracing::error!("the compute thread has panicked"),
                 Err(_) => {
-                    tracing::warn!("the compute thread is still in a step: it is left behind")
+                    tracing::warn!("the compute thread is still in a step: it is left behind");
                 }
             }
         }

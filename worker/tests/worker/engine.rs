@@ -218,7 +218,8 @@ fn a_sequence_may_fill_the_whole_pool_and_ends_there() {
 #[test]
 fn requests_that_make_no_sense_are_refused_by_their_field() {
     let mut engine = engine(16, 64);
-    let cases: [(&str, fn(&mut EngineRequest)); 4] = [
+    type Change = fn(&mut EngineRequest);
+    let cases: [(&str, Change); 4] = [
         ("tokens: empty", |request| request.tokens.clear()),
         ("tokens: id 70000", |request| request.tokens[0] = 70_000),
         ("maxTokens: 0", |request| request.stopping.max_tokens = 0),

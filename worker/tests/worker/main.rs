@@ -1,8 +1,12 @@
 //! What routers and peers rely on in a worker, over real sockets and with real KV.
 
+// The lint knows test functions only, and what they share is test code as well.
+#![allow(clippy::unwrap_used)]
+
 mod decode;
 mod engine;
 mod handoff;
 mod harness;
 mod lifecycle;
+mod process;
 mod watch;
