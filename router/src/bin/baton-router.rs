@@ -1,5 +1,6 @@
 //! The router process.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use baton_router::app::{self, WrongInput, flags::Flags};
@@ -20,19 +21,21 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!(%error, "no threads for the router");
-            return ExitCode::FAILURE;
+            return end(
+                &format!("async runtime: {error}: check the limit on threads"),
+                1,
+            );
         }
     };
     match runtime.block_on(app::run(flags)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            if error.is::<WrongInput>() {
-                ExitCode::from(2)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Err(error) if error.is::<WrongInput>() => end(&format!("{error:#}"), 2),
+        Err(error) => end(&format!("{error:#}"), 1),
     }
+}
+
+fn end(message: &str, status: u8) -> ExitCode {
+    // Without standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "baton-router: {message}");
+    ExitCode::from(status)
 }

@@ -265,4 +265,4 @@ impl Attempt {
 }
 
 #[cfg(test)]
-mod tests {}
+mod tests;

@@ -145,7 +145,10 @@ fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment)
 pub fn retry_after_seconds(failure: &Failure, policy: &Policy) -> Option<u64> {
     let worth_a_retry = failure.class.status() == 503;
     worth_a_retry.then(|| {
-        let said = failure.retry_after.map_or(0, |wait| wait.as_secs() + 1);
+        let said = failure
+            .retry_after
+            .map_or(0, |wait| wait.as_millis().div_ceil(1_000));
+        let said = u64::try_from(said).unwrap_or(u64::MAX);
         said.max(u64::from(policy.admission.retry_after_seconds.max(1)))
     })
 }

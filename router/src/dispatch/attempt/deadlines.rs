@@ -77,10 +77,6 @@ impl Attempt {
             DecodeLeg::Decoding(_) => "its next token took too long",
         };
         let worker = self.target().worker.clone();
-        self.fail(Failure::lost(
-            &worker,
-            waited_for,
-            FailureClass::DecodeLost,
-        ));
+        self.fail(Failure::lost(&worker, waited_for, FailureClass::DecodeLost));
     }
 }

@@ -241,7 +241,8 @@ impl Drive {
         let touched = [clients.decode]
             .into_iter()
             .chain(clients.prefill.filter(|_| opened_prefill));
-        let cancels = touched.map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
+        let cancels =
+            touched.map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
         let cancels = join_all(cancels.collect::<Vec<_>>());
         let again = !matches!(ending, AttemptEnding::Run(_));
         // A late cancellation must not hit the next attempt, and a dead worker must not hold it up.
