@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_placement::coefficients::WorkerCoefficients;
-use baton_protocol::card::Card;
+use baton_protocol::card::{Card, Role};
 use baton_protocol::failure::Refusal;
 use baton_protocol::ids::LeaseId;
 use baton_protocol::wire;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::compute::Commands;
+use super::messages;
 use super::metrics::Metrics;
 use super::operations::Operations;
 use super::peers::Peers;
@@ -59,7 +60,13 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// What refuses any operation before it is looked at closely.
-    pub(crate) fn admit(&self, operation: &wire::Operation) -> Result<(), Refused> {
+    pub(crate) fn admit(&self, operation: &wire::Operation, role: Role) -> Result<(), Refused> {
+        if !self.card.can(role) {
+            return Err(messages::invalid(format!(
+                "worker {}: its engine does no {role}: take the roles from its card",
+                self.card.worker
+            )));
+        }
         if *self.draining.borrow() {
             return Err(Refused {
                 reason: Refusal::Draining,

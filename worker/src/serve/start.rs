@@ -42,6 +42,9 @@ const ENDING: Duration = Duration::from_secs(5);
 /// A connection whose peer does not answer a ping for this long is dead, and so are its operations.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// Streams of one router: two for each operation that may be live on a large worker, and a few of its own.
+const STREAMS: u32 = 10_000;
+
 /// Where a worker listens. Port 0 takes a free one.
 #[derive(Clone, Debug)]
 pub struct Addresses {
@@ -253,6 +256,7 @@ fn serve(
     let service = WorkerServer::new(Service(Arc::clone(daemon)));
     let incoming = TcpIncoming::from(control).with_nodelay(Some(true));
     let server = Server::builder()
+        .max_concurrent_streams(Some(STREAMS))
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(service)

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_protocol::card::Role;
 use baton_protocol::failure::{FailureClass, Refusal};
 use baton_protocol::ids::OperationId;
 use baton_protocol::wire::{self, DecodeEvent, decode_event::Event, decode_request::Message};
@@ -13,6 +14,7 @@ use futures::{Stream, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::handoff::{Handoff, Step};
@@ -50,8 +52,19 @@ pub(super) async fn events(
 struct Answers(mpsc::Sender<DecodeEvent>);
 
 impl Answers {
-    async fn send(&self, event: Event) {
-        let _ = self.0.send(DecodeEvent { event: Some(event) }).await;
+    /// Waits for a reader that is slow, but not when the run is cancelled.
+    async fn send(&self, event: Event, cancelled: &CancellationToken) {
+        let event = DecodeEvent { event: Some(event) };
+        tokio::select! {
+            biased;
+            _ = self.0.send(event) => {}
+            () = cancelled.cancelled() => {}
+        }
+    }
+
+    /// The last one: nobody waits for a reader that does not read.
+    fn send_last(&self, event: Event) {
+        let _ = self.0.try_send(DecodeEvent { event: Some(event) });
     }
 }
 
@@ -71,21 +84,16 @@ async fn run(
     let begun = match begin(&daemon, &start, &id, events).await {
         Ok(begun) => begun,
         Err(refused) => {
-            answers
-                .send(Event::Refused(messages::refused(&refused)))
-                .await;
+            answers.send_last(Event::Refused(messages::refused(&refused)));
             return;
         }
     };
-    answers
-        .send(Event::Reserved(messages::admission(
-            &begun.admitted.admission,
-        )))
-        .await;
     let Begun {
         admitted,
         registered,
     } = begun;
+    let reserved = Event::Reserved(messages::admission(&admitted.admission));
+    answers.send(reserved, registered.cancelled()).await;
     let task = Decoding {
         key: admitted.key,
         handoff: admitted
@@ -95,8 +103,9 @@ async fn run(
         engine,
         incoming,
         answers,
+        cancelled: registered.cancelled().clone(),
     };
-    task.run(&registered).await;
+    task.run().await;
     let lease = daemon.lease_duration;
     daemon
         .operations
@@ -117,7 +126,7 @@ async fn begin(
     events: mpsc::Sender<EngineEvent>,
 ) -> Result<Begun, Refused> {
     let operation = start.operation.clone().unwrap_or_default();
-    daemon.admit(&operation)?;
+    daemon.admit(&operation, Role::Decode)?;
     let kind = if start.handoff {
         RequestKind::Receive {
             first_token_by_prefill: start.first_token_by_prefill,
@@ -175,6 +184,7 @@ struct Decoding {
     /// Until the KV is the engine's.
     handoff: Option<Handoff>,
     answers: Answers,
+    cancelled: CancellationToken,
 }
 
 enum Happened {
@@ -185,11 +195,11 @@ enum Happened {
 }
 
 impl Decoding {
-    async fn run(mut self, registered: &Registered) {
+    async fn run(mut self) {
         loop {
             let happened = tokio::select! {
                 biased;
-                () = registered.cancelled().cancelled() => Happened::Cancelled,
+                () = self.cancelled.cancelled() => Happened::Cancelled,
                 () = self.answers.0.closed() => Happened::ReaderGone,
                 step = step(&mut self.handoff, &mut self.incoming) => Happened::Handoff(step),
                 event = self.engine.recv() => Happened::Engine(event),
@@ -211,7 +221,7 @@ impl Decoding {
                 Happened::Engine(Some(event)) => {
                     let last = event.is_last();
                     if let Some(event) = messages::decode_message(event) {
-                        self.answers.send(event).await;
+                        self.answers.send(event, &self.cancelled).await;
                     }
                     !last
                 }
@@ -234,7 +244,7 @@ impl Decoding {
     async fn obey(&mut self, step: Step) -> bool {
         let command = match step {
             Step::Answer(event) => {
-                self.answers.send(event).await;
+                self.answers.send(event, &self.cancelled).await;
                 return true;
             }
             Step::Broken(message) => {
@@ -271,7 +281,7 @@ impl Decoding {
     async fn give_up(&mut self, event: Event) {
         self.handoff = None;
         self.daemon.commands.cancel(self.key).await;
-        self.answers.send(event).await;
+        self.answers.send_last(event);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_protocol::card::Role;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::{LeaseId, OperationId};
 use baton_protocol::wire::{self, PrefillEvent, prefill_event::Event};
@@ -71,7 +72,7 @@ async fn submit(
     events: mpsc::Sender<EngineEvent>,
 ) -> Result<(Admitted, Registered, Asked), Refused> {
     let operation = request.operation.unwrap_or_default();
-    daemon.admit(&operation)?;
+    daemon.admit(&operation, Role::Prefill)?;
     let mut lease = [0; 16];
     getrandom::fill(&mut lease)
         .map_err(|error| messages::invalid(format!("lease: no random numbers: {error}")))?;
