@@ -76,6 +76,8 @@ pub struct Front {
     library: Library,
     config: FrontConfig,
     in_flight: Arc<Semaphore>,
+    /// Long prompts that are tokenised at a time: half of the cores.
+    tokenising: Arc<Semaphore>,
     draws: draws::Draws,
 }
 
@@ -91,8 +93,10 @@ impl fmt::Debug for Front {
 impl Front {
     /// `random`: 32 random bytes, from which ids and seeds are drawn.
     pub fn new(dispatch: Arc<dyn Dispatch>, config: FrontConfig, random: [u8; 32]) -> Arc<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             dispatch,
+            tokenising: Arc::new(Semaphore::new((cores / 2).max(1))),
             library: Library::default(),
             in_flight: Arc::new(Semaphore::new(config.max_in_flight)),
             config,

@@ -98,7 +98,7 @@ async fn begin(
             ApiError::internal(format!("the model {name:?} cannot be served: {unusable}"))
                 .with_code("model_unusable")
         })?;
-    let (asked, prepared) = prepare(asked, &model, &artifacts, body.len()).await?;
+    let (asked, prepared) = prepare(front, asked, &model, &artifacts, body.len()).await?;
 
     let parameters = asked.parameters();
     let mode = mode.filter(|_| policy.allows_overrides);
@@ -138,6 +138,7 @@ async fn begin(
 }
 
 async fn prepare(
+    front: &Front,
     asked: Asked,
     model: &Arc<ModelText>,
     artifacts: &TextArtifacts,
@@ -149,8 +150,12 @@ async fn prepare(
         let prepared = asked.prepare(model, max_context, now)?;
         return Ok((asked, prepared));
     }
+    // As many at a time as leave threads to those who read their tokens. The semaphore is never closed.
+    let turn = front.tokenising.clone().acquire_owned().await.ok();
     let model = model.clone();
     let prepare = move || {
+        // Held to the end, even if the client has left meanwhile.
+        let _turn = turn;
         asked
             .prepare(&model, max_context, now)
             .map(|prepared| (asked, prepared))

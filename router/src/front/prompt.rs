@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::openai::budget::{DefaultBudget, token_budget};
+use crate::openai::budget::{DefaultBudget, prompt_too_long, token_budget};
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::{CompletionRequest, Prompt};
 use crate::openai::error::ApiError;
@@ -44,6 +44,7 @@ impl Asked {
             Self::Chat(request) => {
                 let refused = |error| refusal(error, "messages");
                 let text = model.render(request, now).map_err(refused)?;
+                check_length(model, &text, max_context)?;
                 let tokens = model
                     .encode(&text, request.add_special_tokens)
                     .map_err(refused)?;
@@ -51,9 +52,12 @@ impl Asked {
             }
             Self::Completion(request) => {
                 let tokens = match &request.prompt {
-                    Prompt::Text(text) => model
-                        .encode(text, request.add_special_tokens)
-                        .map_err(|error| refusal(error, "prompt"))?,
+                    Prompt::Text(text) => {
+                        check_length(model, text, max_context)?;
+                        model
+                            .encode(text, request.add_special_tokens)
+                            .map_err(|error| refusal(error, "prompt"))?
+                    }
                     Prompt::Tokens(tokens) => {
                         check_tokens("prompt", tokens, model.vocabulary())?;
                         tokens.clone()
@@ -74,6 +78,15 @@ impl Asked {
         let max_tokens = token_budget(parameters, tokens.len(), default, max_context)?;
         Ok(Prepared { tokens, max_tokens })
     }
+}
+
+/// Refuses what cannot fit before it is tokenised: megabytes of text take seconds.
+fn check_length(model: &ModelText, text: &str, max_context: u32) -> Result<(), ApiError> {
+    let least = model.least_tokens(text);
+    if usize::try_from(max_context).is_ok_and(|max_context| least > max_context) {
+        return Err(prompt_too_long(&format!("at least {least}"), max_context));
+    }
+    Ok(())
 }
 
 fn check_tokens(field: &str, tokens: &[u32], vocabulary: &Vocabulary) -> Result<(), ApiError> {

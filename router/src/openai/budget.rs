@@ -24,9 +24,7 @@ pub fn token_budget(
         .saturating_sub(prompt);
     let rest = u32::try_from(rest).unwrap_or(u32::MAX);
     if rest == 0 {
-        return Err(too_long(format!(
-            "this model's maximum context length is {max_context} tokens, but the prompt has {prompt} tokens and leaves no room for an answer: shorten the prompt"
-        )));
+        return Err(prompt_too_long(&prompt.to_string(), max_context));
     }
     let budget = match (parameters.max_tokens, default) {
         (Some(asked), _) if asked > rest => {
@@ -48,6 +46,13 @@ pub fn token_budget(
         return Err(ApiError::field("min_tokens", message));
     }
     Ok(budget)
+}
+
+/// 400 for a prompt that leaves no room for an answer. `tokens`: how many it has, in words if need be.
+pub fn prompt_too_long(tokens: &str, max_context: u32) -> ApiError {
+    too_long(format!(
+        "this model's maximum context length is {max_context} tokens, but the prompt has {tokens} tokens and leaves no room for an answer: shorten the prompt"
+    ))
 }
 
 fn too_long(message: String) -> ApiError {

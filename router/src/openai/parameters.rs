@@ -33,6 +33,7 @@ pub struct Parameters {
     pub stream: bool,
     pub include_usage: bool,
     pub cache_salt: String,
+    /// Larger is more urgent. In requests, as with vLLM, smaller is.
     pub priority: i32,
 }
 
@@ -92,7 +93,7 @@ impl Parameters {
             priority: body
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
                 .and_then(|priority| i32::try_from(priority).ok())
-                .unwrap_or(0),
+                .map_or(0, i32::saturating_neg),
         })
     }
 

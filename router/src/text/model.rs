@@ -17,6 +17,8 @@ pub struct ModelText {
     template: Option<ChatTemplate>,
     /// Put before every prompt that lacks it.
     bos: Option<u32>,
+    /// Bytes of text that one token covers at most; `None` where the tokenizer drops or joins text first.
+    longest_token: Option<usize>,
 }
 
 /// Artifacts that this build cannot use. A fault of the model's files, not of a request.
@@ -70,6 +72,7 @@ impl ModelText {
             .filter(|_| artifact.add_bos)
             .and_then(|token| tokenizer.token_to_id(&token));
         Ok(Self {
+            longest_token: longest_token(&tokenizer, &vocabulary),
             tokenizer,
             vocabulary,
             template,
@@ -79,6 +82,12 @@ impl ModelText {
 
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
+    }
+
+    /// Tokens that a text has at least, found without tokenising it: what is hopelessly long is refused at no cost.
+    pub fn least_tokens(&self, text: &str) -> usize {
+        self.longest_token
+            .map_or(0, |longest| text.len().div_ceil(longest))
     }
 
     /// The text of a chat's prompt.
@@ -108,6 +117,20 @@ impl ModelText {
         }
         Ok(tokens)
     }
+}
+
+fn longest_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> Option<usize> {
+    let swallows = tokenizer
+        .get_added_tokens_decoder()
+        .values()
+        .any(|token| token.lstrip || token.rstrip);
+    if swallows || tokenizer.get_normalizer().is_some() {
+        return None;
+    }
+    let longest = (0..vocabulary.size())
+        .map(|id| vocabulary.bytes(id).len())
+        .max();
+    longest.filter(|&bytes| bytes > 0)
 }
 
 #[cfg(test)]
@@ -148,6 +171,16 @@ mod tests {
         assert_eq!(model.encode("hi", false).unwrap(), [0, 1]);
         let model = ModelText::compile(&artifacts("", false)).unwrap();
         assert_eq!(model.encode("hi", true).unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn the_least_number_of_tokens_is_never_more_than_there_are() {
+        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        // The longest token is "<s>".
+        assert_eq!(model.least_tokens("hihihi"), 2);
+        for text in ["", "h", "hihih", "<s><s>h"] {
+            assert!(model.least_tokens(text) <= model.encode(text, false).unwrap().len());
+        }
     }
 
     #[test]

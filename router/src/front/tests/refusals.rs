@@ -146,6 +146,21 @@ async fn a_prompt_that_is_too_long_is_told_both_numbers() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_hopelessly_long_is_refused_without_being_tokenised() {
+    let reply = refused(
+        setup(),
+        completion(&json!({"prompt": "x".repeat(3_000_000)})),
+        (400, INVALID, None, Some("context_length_exceeded")),
+    )
+    .await;
+    assert!(
+        reply.text.contains("at least 428572 tokens"),
+        "{}",
+        reply.text
+    );
+}
+
+#[tokio::test]
 async fn a_template_that_refuses_the_messages_is_told_in_its_words() {
     let mut setup = setup();
     setup.scripted.artifacts = Some(Arc::new(artifacts(
