@@ -117,7 +117,7 @@ fn setting(rng: &mut Rng, seed: u64, first_token: FirstToken) -> Setting {
         d1: 0.05,
         d2: 5e-5,
         upper: Default::default(),
-        samples: 0,
+        samples: Default::default(),
     };
     let hidden = WorkerCoefficients {
         a: believed.a * away(),

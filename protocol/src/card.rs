@@ -34,6 +34,10 @@ pub struct Card {
     pub layout_digest: String,
     pub layout: Layout,
     pub engine: EngineName,
+    /// What computes, in words, such as `H200, 1 device`. Workers of one engine, model and accelerator learn their costs together;
+    /// empty: this one learns alone.
+    #[serde(default)]
+    pub accelerator: String,
     pub capacity: Capacity,
     pub transports: Vec<TransportOffer>,
     /// From the nearest level to the farthest.
@@ -286,6 +290,7 @@ pub(crate) mod tests {
                 version: "0.1.0".into(),
                 connector: "Baton".into(),
             },
+            accelerator: "cpu".into(),
             capacity: Capacity {
                 blocks: 64,
                 block_size: 16,

@@ -33,7 +33,7 @@ pub fn worker_prior() -> WorkerCoefficients {
             d1: 0.01,
             d2: 0.0,
             upper: calibration::PhaseFactors::default(),
-            samples: 0,
+            samples: Default::default(),
         })
 }
 

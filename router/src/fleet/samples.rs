@@ -59,6 +59,7 @@ pub(crate) fn card(worker: &str) -> Card {
             version: "0.1.0".into(),
             connector: "Baton".into(),
         },
+        accelerator: "cpu".into(),
         capacity: Capacity {
             blocks: 64,
             block_size: 16,

@@ -1,7 +1,9 @@
 //! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_placement::calibration::shared;
 use baton_placement::coefficients::{
     CoefficientSet, LinkClass, LinkCoefficients, LinkName, PathFactors, WorkerClass,
     WorkerCoefficients,
@@ -86,12 +88,17 @@ pub fn coefficients(
     worker_prior: WorkerCoefficients,
     link_prior: impl Fn(&str, &str) -> LinkCoefficients,
 ) -> CoefficientSet {
+    let published: Vec<_> = workers
+        .iter()
+        .map(|(tracked, _)| tracked.coefficients.unwrap_or(worker_prior))
+        .collect();
     let mut set = CoefficientSet {
         workers: workers
             .iter()
-            .map(|(tracked, _)| WorkerClass {
+            .zip(learnt_together(workers, &published))
+            .map(|((tracked, _), coefficients)| WorkerClass {
                 name: tracked.id.to_string(),
-                coefficients: tracked.coefficients.unwrap_or(worker_prior),
+                coefficients,
             })
             .collect(),
         links: Vec::new(),
@@ -112,6 +119,35 @@ pub fn coefficients(
         }
     }
     set
+}
+
+/// Constants of each worker, after workers of one kind have learnt from each other.
+fn learnt_together(
+    workers: &[(&Tracked, &Card)],
+    published: &[WorkerCoefficients],
+) -> Vec<WorkerCoefficients> {
+    let mut result = published.to_vec();
+    let mut classes: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (index, (_, card)) in workers.iter().enumerate() {
+        if !card.accelerator.is_empty() {
+            let engine = &card.engine;
+            let class = (
+                &card.accelerator,
+                &engine.kind,
+                &engine.version,
+                &card.kv_identity,
+                &card.layout_digest,
+            );
+            classes.entry(class).or_default().push(index);
+        }
+    }
+    for members in classes.values() {
+        let own: Vec<_> = members.iter().map(|&index| published[index]).collect();
+        for (&index, shared) in members.iter().zip(shared(&own)) {
+            result[index] = shared;
+        }
+    }
+    result
 }
 
 pub fn link_name(source: &DomainPath, target: &DomainPath, transport: &str) -> LinkName {

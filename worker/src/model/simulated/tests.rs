@@ -12,7 +12,7 @@ fn settings() -> Settings {
         d1: 0.1,
         d2: 1e-4,
         upper: Default::default(),
-        samples: 0,
+        samples: Default::default(),
     };
     Settings {
         kv_bytes_per_token: 36,
