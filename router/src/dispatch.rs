@@ -94,6 +94,13 @@ impl Dispatcher {
         self.shared.tasks.wait().await;
     }
 
+    /// Workers that may be placed on now.
+    pub fn workers_ready(&self) -> usize {
+        let view = self.shared.workers.view();
+        let states = view.fleet.workers.state.iter();
+        states.filter(|state| **state == WorkerState::Ready).count()
+    }
+
     /// Workers of the policy's pools, by position in the view.
     fn members<'a>(
         view: &'a View,

@@ -78,3 +78,6 @@ fn states(progress: &Progress) -> Vec<StateEntry> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! Records of decisions made on a fleet of cards, read back and replayed.
+
+use std::sync::Arc;
+
+use baton_placement::coefficients::CoefficientSet;
+use baton_placement::fleet::OwnDispatches;
+use baton_placement::index::PrefixHits;
+use baton_placement::place::{Outcome, Request, place};
+use baton_placement::policy::Mode;
+use baton_placement::record::{PolicyName, RunStatus};
+use baton_placement::replay::{differences, replay};
+use baton_placement::rng::Rng;
+use baton_protocol::card::{Card, Role, TopologyDomain};
+use baton_protocol::ids::Incarnation;
+use baton_protocol::lifecycle::{Plan, State};
+use baton_protocol::wire;
+
+use super::*;
+use crate::dispatch::progress::{Party, StateDetail};
+use crate::fleet::pairs::Pairs;
+use crate::fleet::samples;
+use crate::fleet::snapshot::{self, Learnt, Parts};
+use crate::fleet::state::Tracked;
+use crate::learning::{link_prior, worker_prior};
+
+const NOW: Moment = Moment(1_764_438_300_000_000);
+
+fn on_host(mut card: Card, host: &str) -> Card {
+    card.topology = vec![TopologyDomain {
+        level: "host".into(),
+        domain: host.into(),
+    }];
+    card
+}
+
+fn fleet() -> Fleet {
+    let cards = [
+        on_host(samples::prefill_card("p0"), "h1"),
+        on_host(samples::prefill_card("p1"), "h2"),
+        on_host(samples::card("d0"), "h1"),
+        on_host(samples::card("d1"), "h2"),
+    ];
+    let mut tracked: Vec<Tracked> = Vec::new();
+    for (slot, card) in (0..).zip(&cards) {
+        let mut worker = Tracked::new(card.worker.clone(), slot);
+        worker.connected(NOW);
+        worker.load = Some(wire::Load {
+            running_sequences: if card.pool_role == Role::Decode { 3 } else { 0 },
+            context_tokens: 300,
+            ..wire::Load::default()
+        });
+        worker.load_at = NOW;
+        worker.indexed_at = NOW;
+        tracked.push(worker);
+    }
+    let known: Vec<(&Tracked, &Card)> = tracked.iter().zip(&cards).collect();
+    let levels = snapshot::levels(cards.iter());
+    let learnt = Learnt::default();
+    let set = snapshot::coefficients(&known, &levels, &learnt, worker_prior(), link_prior);
+    let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known
+        .iter()
+        .map(|(tracked, card)| (*tracked, *card, OwnDispatches::default()))
+        .collect();
+    let shared: Vec<Arc<Card>> = cards.iter().cloned().map(Arc::new).collect();
+    let parts = Parts {
+        version: 5,
+        routers: 1,
+        levels: &levels,
+        workers: &workers,
+        pairs: &Pairs::of(&shared),
+        digest: &set.digest(),
+        coefficients: &Arc::new(set),
+        learnt: &learnt,
+        promises: &[],
+    };
+    snapshot::build(&parts, NOW).unwrap()
+}
+
+fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Policy) {
+    let policy = Policy {
+        mode,
+        ..Policy::new("chat", "m", &["p"], &["d"])
+    };
+    let fleet = Arc::new(fleet());
+    let mut hits = PrefixHits::default();
+    hits.set(2, 4);
+    let request = Request {
+        tokens,
+        max_output_tokens: 32,
+        expected_output_tokens: 20.5,
+        hits,
+        ..Request::default()
+    };
+    let mut rng = Rng::new(7);
+    let decision = place(
+        &fleet,
+        &request,
+        &policy,
+        NOW.milliseconds() + 0.25,
+        &mut rng,
+    );
+    assert!(matches!(decision.outcome, Outcome::Run(_)), "{decision:?}");
+    let mut progress = Progress::new(tokens, NOW);
+    let party = Party {
+        worker: "d0".into(),
+        incarnation: Incarnation(1),
+        domain: "h1".into(),
+        operation: "r0-1/1/decode".into(),
+    };
+    progress.begin(Plan::Local, NOW, StateDetail::of(&party));
+    progress.observe(State::PrefillStarted, NOW, StateDetail::of(&party));
+    progress.observe(State::PrefillCompleted, NOW, StateDetail::of(&party));
+    let token = wire::Token {
+        id: 4_242_424,
+        position: tokens,
+        logprobs: None,
+    };
+    progress.take_token(&token, &party, NOW).unwrap();
+    progress.observe(State::Completed, NOW, StateDetail::of(&party));
+    let outcome = RunOutcome {
+        status: RunStatus::Completed,
+        ttft_milliseconds: progress.ttft_milliseconds(),
+        tpot_milliseconds: None,
+        input_tokens: tokens,
+        cached_tokens: 0,
+        output_tokens: 1,
+        finish_reason: Some("length".into()),
+    };
+    let record = record(Material {
+        head: RecordHead {
+            run: "r0-1".into(),
+            request_id: "q".into(),
+            time: NOW.rfc3339(),
+            policy: PolicyName {
+                name: policy.name.clone(),
+                generation: policy.generation,
+                digest: policy.digest(),
+            },
+            model: "m".into(),
+            prefix_fingerprint: "ab".into(),
+        },
+        decision,
+        fleet: fleet.clone(),
+        policy: Arc::new(policy.clone()),
+        progress,
+        outcome,
+    });
+    (record, fleet.coefficients.clone(), policy)
+}
+
+#[test]
+fn a_record_that_was_written_and_read_replays_bit_for_bit() {
+    for mode in [Mode::Conditional, Mode::Aggregated, Mode::Disaggregated] {
+        for tokens in [3, 90, 700] {
+            let (record, coefficients, policy) = made(mode, tokens);
+            let line = serde_json::to_string(&record).unwrap();
+            let read: DecisionRecord = serde_json::from_str(&line).unwrap();
+            let set = serde_json::to_string(coefficients.as_ref()).unwrap();
+            let set: CoefficientSet = serde_json::from_str(&set).unwrap();
+            let again = replay(&read, &set, &policy).unwrap();
+            assert_eq!(differences(&read, &again), [], "{mode:?} {tokens}");
+        }
+    }
+}
+
+#[test]
+fn a_record_says_what_happened_and_holds_no_token() {
+    let (record, ..) = made(Mode::Aggregated, 90);
+    let states: Vec<&str> = record
+        .states
+        .iter()
+        .map(|entry| entry.state.as_str())
+        .collect();
+    assert_eq!(
+        states,
+        [
+            "accepted",
+            "route_selected",
+            "prefill_started",
+            "prefill_completed",
+            "streaming",
+            "completed"
+        ]
+    );
+    assert_eq!(record.states[1].at, "2025-11-29T17:45:00.000000Z");
+    assert_eq!(record.actual.as_ref().unwrap().retries, 0);
+    let line = serde_json::to_string(&record).unwrap();
+    assert!(!line.contains("4242424"), "{line}");
+}

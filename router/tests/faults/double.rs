@@ -1,0 +1,251 @@
+//! A worker that plays a script over real gRPC: for what real workers cannot be made to do on purpose.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use baton_protocol::card::Card;
+use baton_protocol::identity::Fact;
+use baton_protocol::wire::worker_server::{Worker, WorkerServer};
+use baton_protocol::wire::{self, decode_event, prefill_event, watch_event};
+use futures::future::BoxFuture;
+use futures::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+/// What a worker serves as its tokenizer and its template.
+pub(crate) const ARTIFACT: &[u8] = b"{}";
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// One Decode call: what the router sends, and where answers go.
+pub(crate) type DecodeScript =
+    Box<dyn FnOnce(Streaming<wire::DecodeRequest>, Answers) -> BoxFuture<'static, ()> + Send>;
+
+/// Where a Decode script answers.
+pub(crate) struct Answers(mpsc::Sender<Result<wire::DecodeEvent, Status>>);
+
+impl Answers {
+    pub(crate) async fn send(&self, event: decode_event::Event) {
+        let _ = self
+            .0
+            .send(Ok(wire::DecodeEvent { event: Some(event) }))
+            .await;
+    }
+
+    /// The router has let go of the stream.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
+/// What happened at a worker.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Seen {
+    /// With the sequence it resumes from.
+    Watch(Option<u64>),
+    Prefill(wire::PrefillRequest),
+    Cancel(String),
+}
+
+struct State {
+    card: Card,
+    artifact: Vec<u8>,
+    decodes: Mutex<VecDeque<DecodeScript>>,
+    prefills: Mutex<VecDeque<Vec<prefill_event::Event>>>,
+    /// The open Watch stream.
+    watch: Mutex<Option<mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>>>,
+    seen: mpsc::UnboundedSender<Seen>,
+}
+
+/// One scripted worker. Its server ends with the test's runtime.
+pub(crate) struct Double {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
+    state: Arc<State>,
+}
+
+impl Double {
+    pub(crate) async fn start(mut card: Card, artifact: &[u8]) -> Self {
+        let digest = blake3::hash(ARTIFACT).to_hex().to_string();
+        card.route_filter.tokenizer = Fact::observed(digest.clone());
+        card.route_filter.chat_template = Fact::observed(digest);
+        let (sender, seen) = mpsc::unbounded_channel();
+        let state = Arc::new(State {
+            artifact: artifact.to_vec(),
+            decodes: Mutex::default(),
+            prefills: Mutex::default(),
+            watch: Mutex::default(),
+            seen: sender,
+            card,
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = WorkerServer::from_arc(Arc::new(Service(state.clone())));
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        Self {
+            name: state.card.worker.to_string(),
+            address,
+            seen,
+            state,
+        }
+    }
+
+    /// Scripts the next Decode call.
+    pub(crate) fn decode<F, Fut>(&self, script: F)
+    where
+        F: FnOnce(Streaming<wire::DecodeRequest>, Answers) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let script: DecodeScript =
+            Box::new(|requests, answers| Box::pin(script(requests, answers)));
+        self.state.decodes.lock().unwrap().push_back(script);
+    }
+
+    /// Scripts the next Prefill call.
+    pub(crate) fn prefill(&self, events: Vec<prefill_event::Event>) {
+        self.state.prefills.lock().unwrap().push_back(events);
+    }
+
+    /// Sends an event on the open Watch stream.
+    pub(crate) fn tell(&self, sequence: u64, event: watch_event::Event) {
+        let event = watch(&self.state.card, sequence, event);
+        let watch = self.state.watch.lock().unwrap();
+        watch.as_ref().unwrap().send(Ok(event)).unwrap();
+    }
+
+    /// The next call that `wanted` accepts.
+    pub(crate) async fn until(&mut self, wanted: impl Fn(&Seen) -> bool) -> Seen {
+        loop {
+            let seen = self.seen.recv().await.unwrap();
+            if wanted(&seen) {
+                return seen;
+            }
+        }
+    }
+}
+
+fn watch(card: &Card, sequence: u64, event: watch_event::Event) -> wire::WatchEvent {
+    wire::WatchEvent {
+        incarnation: card.incarnation.0,
+        sequence,
+        event: Some(event),
+    }
+}
+
+struct Service(Arc<State>);
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type WatchStream = Events<wire::WatchEvent>;
+    type PrefillStream = Events<wire::PrefillEvent>;
+    type DecodeStream = Events<wire::DecodeEvent>;
+    type ArtifactStream = Events<wire::ArtifactChunk>;
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let state = &self.0;
+        let _ = state.seen.send(Seen::Watch(request.into_inner().sequence));
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let json = state.card.to_json().unwrap();
+        for event in [
+            watch_event::Event::Card(wire::Card { json }),
+            watch_event::Event::SnapshotBegin(wire::SnapshotBegin {}),
+            watch_event::Event::SnapshotEnd(wire::SnapshotEnd {}),
+            watch_event::Event::Load(wire::Load {
+                load_sequence: 1,
+                ..wire::Load::default()
+            }),
+        ] {
+            let _ = sender.send(Ok(watch(&state.card, 0, event)));
+        }
+        *state.watch.lock().unwrap() = Some(sender);
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            receiver,
+        ))))
+    }
+
+    async fn prefill(
+        &self,
+        request: Request<wire::PrefillRequest>,
+    ) -> Result<Response<Self::PrefillStream>, Status> {
+        let _ = self.0.seen.send(Seen::Prefill(request.into_inner()));
+        let script = self.0.prefills.lock().unwrap().pop_front();
+        let events = script.ok_or_else(|| Status::internal("no prefill is scripted"))?;
+        let events = events
+            .into_iter()
+            .map(|event| Ok(wire::PrefillEvent { event: Some(event) }));
+        Ok(Response::new(Box::pin(futures::stream::iter(events))))
+    }
+
+    async fn decode(
+        &self,
+        request: Request<Streaming<wire::DecodeRequest>>,
+    ) -> Result<Response<Self::DecodeStream>, Status> {
+        let script = self.0.decodes.lock().unwrap().pop_front();
+        let script = script.ok_or_else(|| Status::internal("no decode is scripted"))?;
+        let (answers, events) = mpsc::channel(64);
+        tokio::spawn(script(request.into_inner(), Answers(answers)));
+        Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<wire::CancelRequest>,
+    ) -> Result<Response<wire::CancelReply>, Status> {
+        let _ = self.0.seen.send(Seen::Cancel(request.into_inner().run));
+        Ok(Response::new(wire::CancelReply::default()))
+    }
+
+    async fn artifact(
+        &self,
+        _: Request<wire::ArtifactRequest>,
+    ) -> Result<Response<Self::ArtifactStream>, Status> {
+        let data = self.0.artifact.clone().into();
+        let chunks = futures::stream::iter([Ok(wire::ArtifactChunk { data })]);
+        Ok(Response::new(chunks.boxed()))
+    }
+
+    async fn claim(
+        &self,
+        _: Request<wire::ClaimRequest>,
+    ) -> Result<Response<wire::ClaimReply>, Status> {
+        Err(Status::unimplemented("no router claims"))
+    }
+
+    async fn renew(
+        &self,
+        _: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::RenewReply>, Status> {
+        Err(Status::unimplemented("no router renews"))
+    }
+
+    async fn complete(
+        &self,
+        _: Request<wire::CompleteRequest>,
+    ) -> Result<Response<wire::CompleteReply>, Status> {
+        Err(Status::unimplemented("no router completes"))
+    }
+
+    async fn release(
+        &self,
+        _: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseReply>, Status> {
+        Ok(Response::new(wire::ReleaseReply {}))
+    }
+
+    async fn drain(
+        &self,
+        _: Request<wire::DrainRequest>,
+    ) -> Result<Response<wire::DrainReply>, Status> {
+        Err(Status::unimplemented("no router drains"))
+    }
+}
