@@ -1,7 +1,8 @@
-//! Stands before one worker and tells routers another card. Everything else is passed on, and what was asked is counted.
+//! Stands before one worker and changes what it says of itself: its card, and its descriptors of KV. Everything else is passed
+//! on, and what was asked is counted.
 //!
-//! A worker whose KV means something else is hard to come by in every way that it can differ; its card is all that a router
-//! has to go by.
+//! A worker whose KV means something else is hard to come by in every way that it can differ. Its card is all that a router
+//! has to go by, and a descriptor is all that another worker has.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,9 +16,9 @@ use baton_protocol::wire::worker_client::WorkerClient;
 use baton_protocol::wire::worker_server::{Worker, WorkerServer};
 use baton_protocol::wire::{
     ArtifactChunk, ArtifactRequest, CancelReply, CancelRequest, ClaimReply, ClaimRequest,
-    CompleteReply, CompleteRequest, DecodeEvent, DecodeRequest, DrainReply, DrainRequest,
-    PrefillEvent, PrefillRequest, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
-    WatchEvent, WatchRequest,
+    CompleteReply, CompleteRequest, DecodeEvent, DecodeRequest, Descriptor, DrainReply,
+    DrainRequest, PrefillEvent, PrefillRequest, ReleaseReply, ReleaseRequest, RenewReply,
+    RenewRequest, WatchEvent, WatchRequest, prefill_event,
 };
 use futures::{Stream, StreamExt};
 use tokio::net::TcpListener;
@@ -26,8 +27,39 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-/// How a card is changed. Digests in it are made right again afterwards, as a worker that really differs would have them.
-pub type Change = Arc<dyn Fn(&mut Card) + Send + Sync>;
+/// What is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Changes {
+    /// Digests in a card are made right again afterwards, as a worker that really differs would have them.
+    pub card: fn(&mut Card),
+    pub descriptor: fn(&mut Descriptor),
+}
+
+impl Changes {
+    /// None.
+    pub fn none() -> Self {
+        Self {
+            card: |_| (),
+            descriptor: |_| (),
+        }
+    }
+
+    /// Of the card only.
+    pub fn of_card(card: fn(&mut Card)) -> Self {
+        Self {
+            card,
+            ..Self::none()
+        }
+    }
+
+    /// Of descriptors only.
+    pub fn of_descriptor(descriptor: fn(&mut Descriptor)) -> Self {
+        Self {
+            descriptor,
+            ..Self::none()
+        }
+    }
+}
 
 /// One changed worker. It serves until it is dropped.
 #[derive(Debug)]
@@ -43,11 +75,7 @@ impl Interposer {
     ///
     /// # Errors
     /// The worker cannot be reached, or no port is free.
-    pub async fn before(
-        upstream: &str,
-        name: &str,
-        change: impl Fn(&mut Card) + Send + Sync + 'static,
-    ) -> Result<Self> {
+    pub async fn before(upstream: &str, name: &str, changes: Changes) -> Result<Self> {
         let channel = Endpoint::from_shared(format!("http://{upstream}"))?
             .connect()
             .await
@@ -60,7 +88,7 @@ impl Interposer {
             client,
             name: name.to_owned(),
             address,
-            change: Arc::new(change),
+            changes,
             dispatched: dispatched.clone(),
         };
         // Owned by the interposer, which ends it.
@@ -91,11 +119,12 @@ impl Drop for Interposer {
     }
 }
 
+#[derive(Clone)]
 struct StandIn {
     client: WorkerClient<Channel>,
     name: String,
     address: SocketAddr,
-    change: Change,
+    changes: Changes,
     dispatched: Arc<AtomicU64>,
 }
 
@@ -103,7 +132,7 @@ impl StandIn {
     fn card(&self, card: &mut Card) {
         card.worker = self.name.as_str().into();
         card.control_address = self.address.to_string();
-        (self.change)(card);
+        (self.changes.card)(card);
         card.kv_identity = card.identity.digest();
         card.layout_digest = card.layout.digest();
     }
@@ -127,14 +156,7 @@ impl Worker for StandIn {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Reply<Self::WatchStream> {
         let events = self.client.clone().watch(request).await?.into_inner();
-        let (name, address) = (self.name.clone(), self.address);
-        let stand_in = Self {
-            client: self.client.clone(),
-            name,
-            address,
-            change: self.change.clone(),
-            dispatched: self.dispatched.clone(),
-        };
+        let stand_in = self.clone();
         let changed = events.map(move |event| {
             let mut event = event?;
             if let Some(Event::Card(message)) = &mut event.event {
@@ -153,7 +175,18 @@ impl Worker for StandIn {
     type PrefillStream = Events<PrefillEvent>;
 
     async fn prefill(&self, request: Request<PrefillRequest>) -> Reply<Self::PrefillStream> {
-        self.dispatch().prefill(request).await.map(passed)
+        let events = self.dispatch().prefill(request).await?.into_inner();
+        let change = self.changes.descriptor;
+        let changed = events.map(move |event| {
+            let mut event = event?;
+            if let Some(prefill_event::Event::Lease(lease)) = &mut event.event
+                && let Some(descriptor) = &mut lease.descriptor
+            {
+                change(descriptor);
+            }
+            Ok(event)
+        });
+        Ok(Response::new(changed.boxed()))
     }
 
     type DecodeStream = Events<DecodeEvent>;

@@ -1,18 +1,20 @@
 //! Tests on real processes: what starts them, speaks to them and reads what they say about themselves.
 //!
 //! Nothing here stands in for the product: programs are those of `make build`, sockets are loopback, models compute. The one
-//! thing put between them is the [`interposer`], which shows routers another card.
+//! thing put between them is the [`interposer`], which changes what a worker says of itself.
 //!
 //! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
-//! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given.
+//! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given. [`lone_router`]: a router beside it.
 //! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
+//! - [`simulation`]: production engines and placement in simulated time.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
 pub mod fleet;
 pub mod http;
 pub mod interposer;
+pub mod lone_router;
 pub mod manifest;
 pub mod metrics;
 pub mod openai;

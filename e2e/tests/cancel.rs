@@ -71,7 +71,7 @@ async fn nothing_is_left(fleet: &Fleet, run: &str, when: &str) -> Result<()> {
     let record = Record::of(&fleet.admin, run).await?;
     record.check_order()?;
     ensure!(
-        record.0["outcome"]["status"] == "cancelled",
+        record.0["outcome"]["status"] == "Cancelled",
         "{when}: outcome {}",
         record.0["outcome"]
     );

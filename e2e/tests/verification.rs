@@ -5,10 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use baton_e2e::fleet::Fleet;
+use baton_e2e::interposer::{Changes, Interposer};
+use baton_e2e::lone_router::{LoneRouter, control};
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::{Ask, Completion, Output};
 use baton_e2e::record::Record;
 use baton_e2e::scenario;
+use baton_protocol::card::Card;
+use baton_protocol::identity::{Fact, Rope};
+use baton_protocol::wire::Descriptor;
 use serde_json::Value;
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -169,4 +174,171 @@ async fn nothing_is_handed_over(fleet: &Fleet) -> Result<()> {
         record.text("explanation")
     );
     Ok(())
+}
+
+/// What a card may differ in, and the field that has to be named.
+const CARDS: [(&str, &str, fn(&mut Card)); 8] = [
+    ("dtype", "identity.kvDtype", |card| {
+        card.identity.kv_dtype = Fact::observed("f32".to_owned());
+    }),
+    ("block-size", "identity.blockSize", |card| {
+        card.identity.block_size = Fact::observed(32);
+        card.capacity.block_size = 32;
+    }),
+    ("rope", "identity.rope", |card| {
+        if let Some(rope) = card.identity.rope.known().cloned() {
+            let base = format!("{}0", rope.base);
+            card.identity.rope = Fact::observed(Rope { base, ..rope });
+        }
+    }),
+    ("template", "routeFilter.chatTemplate", |card| {
+        card.route_filter.chat_template = Fact::observed("0".repeat(64));
+    }),
+    ("tokenizer", "routeFilter.tokenizer", |card| {
+        card.route_filter.tokenizer = Fact::observed("1".repeat(64));
+    }),
+    ("weights", "identity.weights", |card| {
+        card.identity.weights = Fact::observed("blake3:0".to_owned());
+    }),
+    ("unknown", "identity.weights", |card| {
+        card.identity.weights = Fact::unknown();
+    }),
+    ("layout", "layout.order", |card| {
+        card.layout.order = Fact::observed("kv,layer,token,head,dim".to_owned());
+    }),
+];
+
+#[test]
+fn a_worker_whose_card_differs_is_never_asked_and_the_field_is_named() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let (_, upstream) = control(&fleet, "prefill")?;
+        let mut stand_ins = Vec::new();
+        for (name, _, change) in CARDS {
+            stand_ins.push(Interposer::before(&upstream, name, Changes::of_card(change)).await?);
+        }
+        let mut all: Vec<&Interposer> = stand_ins.iter().collect();
+        let router = LoneRouter::over(&fleet, &all).await?;
+        let view = router.view().await?;
+        for (name, field, _) in CARDS {
+            let pairs = view["pairs"].as_array().context("no pairs")?;
+            let pair = pairs
+                .iter()
+                .find(|pair| pair["prefill"] == name)
+                .with_context(|| format!("no pair of {name} in {view}"))?;
+            names_the_difference(pair, field)?;
+        }
+        let expected = through(&router, "Aggregated", "reference").await?;
+        let answer = through(&router, "Disaggregated", "never").await?;
+        ensure!(
+            answer.output == expected.output,
+            "{answer:?} is not {expected:?}"
+        );
+        let record = Record::of(&router.admin, &answer.run).await?;
+        ensure!(
+            record.kind()? == "Local" && record.bytes() == 0,
+            "{}",
+            record.0
+        );
+
+        // One that does not differ is used at once: it was the cards that kept the others out.
+        let same = Interposer::before(&upstream, "same", Changes::none()).await?;
+        all.push(&same);
+        router.take(&fleet, &all).await?;
+        let answer = through(&router, "Disaggregated", "used").await?;
+        ensure!(
+            answer.output == expected.output,
+            "{answer:?} is not {expected:?}"
+        );
+        let record = Record::of(&router.admin, &answer.run).await?;
+        ensure!(
+            record.chosen()?["prefill"] == "same" && record.bytes() > 0,
+            "{}\n{}",
+            record.0,
+            router.log()
+        );
+        ensure!(
+            same.dispatched() > 0,
+            "the record says so, but it was not asked"
+        );
+        for stand_in in &stand_ins {
+            ensure!(
+                stand_in.dispatched() == 0,
+                "{} was asked {} times",
+                stand_in.name,
+                stand_in.dispatched()
+            );
+        }
+        fleet.end().await
+    });
+}
+
+/// What a descriptor may be wrong in, and the cause that the record has to name.
+const DESCRIPTORS: [(&str, &str, fn(&mut Descriptor)); 8] = [
+    ("identity", "identity-mismatch", |descriptor| {
+        descriptor.kv_identity = "0".repeat(64);
+    }),
+    ("layout", "layout-mismatch", |descriptor| {
+        descriptor.layout_digest = "0".repeat(64);
+    }),
+    ("generation", "lease-gone", |descriptor| {
+        descriptor.generation += 1;
+    }),
+    ("lease", "lease-gone", |descriptor| {
+        descriptor.lease = vec![7; 16].into();
+    }),
+    ("tokens", "fill-mismatch", |descriptor| {
+        descriptor.tokens += 16;
+    }),
+    ("transports", "no-transport", |descriptor| {
+        descriptor.transports.clear();
+    }),
+    ("address", "source-lost", |descriptor| {
+        for transport in &mut descriptor.transports {
+            // Nobody listens on the discard port of a test machine.
+            transport.address = "127.0.0.1:9".to_owned();
+        }
+    }),
+    ("owner", "source-lost", |descriptor| {
+        descriptor.control_address = "127.0.0.1:9".to_owned();
+    }),
+];
+
+#[test]
+fn a_wrong_descriptor_is_refused_by_its_reader_and_the_cause_is_named() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let (_, upstream) = control(&fleet, "prefill")?;
+        for (name, cause, change) in DESCRIPTORS {
+            let changes = Changes::of_descriptor(change);
+            let stand_in = Interposer::before(&upstream, name, changes).await?;
+            let router = LoneRouter::over(&fleet, &[&stand_in]).await?;
+            let expected = through(&router, "Aggregated", "reference").await?;
+            let answer = through(&router, "Disaggregated", name).await?;
+            ensure!(
+                answer.output == expected.output,
+                "{name}: {answer:?} is not {expected:?}"
+            );
+            let record = Record::of(&router.admin, &answer.run).await?;
+            record.check_order()?;
+            ensure!(record.kind()? == "Remote", "{name}: {}", record.0);
+            ensure!(
+                record.0["fallback"]["cause"] == cause,
+                "{name}: fallback {} instead of {cause}\n{}",
+                record.0["fallback"],
+                router.log()
+            );
+        }
+        fleet.idle(LEASE).await?;
+        fleet.end().await
+    });
+}
+
+async fn through(router: &LoneRouter, mode: &'static str, salt: &str) -> Result<Completion> {
+    Ask::ids("tiny", &prompt(), 12)
+        .with("ignore_eos", true)
+        .with("cache_salt", salt)
+        .mode(mode)
+        .send(&router.api)
+        .await
 }

@@ -1,0 +1,140 @@
+//! A second router over chosen workers of a fleet: the real ones, or stand-ins before them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::fleet::{Fleet, path};
+use crate::http::Client;
+use crate::interposer::Interposer;
+use crate::process::{Process, tail};
+use crate::wait;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A router with a policy of the fleet's and workers of its own choice.
+#[derive(Debug)]
+pub struct LoneRouter {
+    // Ended before its folder goes.
+    process: Process,
+    folder: TempDir,
+    pub api: Client,
+    pub admin: Client,
+}
+
+/// Name and control address of the only worker of a role.
+///
+/// # Errors
+/// There is none.
+pub fn control(fleet: &Fleet, role: &str) -> Result<(String, String)> {
+    let worker = fleet
+        .processes()?
+        .into_iter()
+        .find(|process| process.role == role)
+        .with_context(|| format!("no {role} worker"))?;
+    Ok((worker.name, worker.address))
+}
+
+impl LoneRouter {
+    /// Over the fleet's decode worker and these stand-ins.
+    ///
+    /// # Errors
+    /// It does not start, or does not know all of them in time.
+    pub async fn over(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let workers = folder.path().join("workers.json");
+        std::fs::write(&workers, list(fleet, stand_ins)?)?;
+        let state = folder.path().join("state");
+        let policies = fleet.state().join("configuration/policies.json");
+        let key = fleet.state().join("hash.key");
+        let arguments = [
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--policy-file",
+            path(&policies)?,
+            "--workers-file",
+            path(&workers)?,
+            "--state-dir",
+            path(&state)?,
+            "--hash-key-file",
+            path(&key)?,
+        ];
+        let mut process = Process::start("baton-router", folder.path(), &arguments, &[])?;
+        let found = wait::until("the router listens", SOON, async || {
+            let text = format!("{}{}", process.output(), process.errors());
+            let address = |field: &str| {
+                let (_, rest) = text.split_once(field)?;
+                rest.split_whitespace().next()?.parse().ok()
+            };
+            match (address(" listen="), address(" admin=")) {
+                (Some(api), Some(admin)) => Ok((Client::new(api), Client::new(admin))),
+                _ => Err(format!("ended: {:?}; {}", process.ended(), tail(&text, 5))),
+            }
+        });
+        let (api, admin) = found.await?;
+        let router = Self {
+            process,
+            folder,
+            api,
+            admin,
+        };
+        router.knows(stand_ins.len() + 1).await?;
+        Ok(router)
+    }
+
+    /// Takes other stand-ins instead.
+    ///
+    /// # Errors
+    /// It does not know all of them in time.
+    pub async fn take(&self, fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<()> {
+        let text = list(fleet, stand_ins)?;
+        // Written beside and renamed, so that it is never read half.
+        let partial: PathBuf = self.folder.path().join("workers.partial");
+        std::fs::write(&partial, text)?;
+        std::fs::rename(&partial, self.folder.path().join("workers.json"))?;
+        self.knows(stand_ins.len() + 1).await
+    }
+
+    /// `GET /v1/fleet`.
+    ///
+    /// # Errors
+    /// The router does not say.
+    pub async fn view(&self) -> Result<Value> {
+        self.admin.get_json("/v1/fleet").await
+    }
+
+    /// The end of what it wrote.
+    pub fn log(&self) -> String {
+        let text = format!("{}{}", self.process.output(), self.process.errors());
+        tail(&text, 20)
+    }
+
+    async fn knows(&self, count: usize) -> Result<()> {
+        wait::until("the router knows its workers", SOON, async || {
+            let view = self.view().await.map_err(|error| error.to_string())?;
+            let workers = view["workers"].as_array().cloned().unwrap_or_default();
+            let ready = |worker: &Value| worker["state"] == "Ready";
+            if workers.len() == count && workers.iter().all(ready) {
+                Ok(())
+            } else {
+                Err(format!("{workers:?}\n{}", self.log()))
+            }
+        })
+        .await
+    }
+}
+
+fn list(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<String> {
+    let (name, address) = control(fleet, "decode")?;
+    let mut workers = vec![json!({"name": name, "control": address})];
+    for stand_in in stand_ins {
+        let address = stand_in.address.to_string();
+        workers.push(json!({"name": stand_in.name, "control": address}));
+    }
+    Ok(json!(workers).to_string())
+}
