@@ -99,6 +99,10 @@ struct Inner {
     coefficients: Arc<CoefficientSet>,
     digest: String,
     coefficients_made: Moment,
+    /// Cards have come or gone since.
+    renamed: bool,
+    /// Workers and fitted links that the set names.
+    named: (usize, usize),
 }
 
 /// Shared by the Watch tasks, which write, and dispatch, which reads.
@@ -139,6 +143,8 @@ impl Workers {
             digest: coefficients.digest(),
             coefficients,
             coefficients_made: Moment::default(),
+            renamed: true,
+            named: (0, 0),
         };
         let view = View {
             fleet: Arc::new(empty_fleet(&inner)),
@@ -239,6 +245,14 @@ impl Workers {
     pub(crate) fn disconnected(&self, id: &WorkerId) {
         if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
             tracked.disconnected();
+        }
+        self.stale.store(true, Ordering::Release);
+    }
+
+    /// What the worker's last stream brought cannot be used: the next one resumes from nothing.
+    pub(crate) fn start_anew(&self, id: &WorkerId) {
+        if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
+            tracked.start_anew(&mut *self.index.write());
         }
         self.stale.store(true, Ordering::Release);
     }
@@ -356,11 +370,20 @@ impl Workers {
             .map(|(tracked, card)| (*tracked, card.as_ref()))
             .collect();
         let levels = snapshot::levels(cards.iter().map(|(_, card)| *card));
-        let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
-        if set_is_due(&set, &inner.coefficients, inner.coefficients_made, now) {
-            inner.digest = set.digest();
-            inner.coefficients = Arc::new(set);
+        let links = learnt
+            .links
+            .iter()
+            .filter(|link| link.coefficients.is_some());
+        let names = (cards.len(), links.count());
+        let renamed = std::mem::take(&mut inner.renamed) || names != inner.named;
+        if renamed || now >= inner.coefficients_made.plus(NEW_COEFFICIENTS_EVERY) {
+            let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
+            if set != *inner.coefficients {
+                inner.digest = set.digest();
+                inner.coefficients = Arc::new(set);
+            }
             inner.coefficients_made = now;
+            inner.named = names;
         }
         let workers: Vec<(&Tracked, &Card, OwnDispatches)> = cards
             .iter()
@@ -388,11 +411,12 @@ impl Workers {
             .id
             .iter()
             .filter_map(|id| {
-                let card = inner.tracked.get(id)?.card.clone()?;
+                let tracked = inner.tracked.get(id)?;
+                let card = tracked.card.clone()?;
                 Some(Member {
                     id: id.clone(),
                     client: inner.clients.get(id)?.clone(),
-                    class: pairs::compatibility_key(&card),
+                    class: tracked.class.clone(),
                     path: snapshot::path(&card, &levels),
                     card,
                 })
@@ -415,6 +439,7 @@ impl Workers {
 
 impl Inner {
     fn judge_pairs(&mut self) {
+        self.renamed = true;
         let cards: Vec<Arc<Card>> = self
             .tracked
             .values()
@@ -422,23 +447,6 @@ impl Inner {
             .collect();
         self.pairs = Arc::new(Pairs::of(&cards));
     }
-}
-
-/// A set that names other workers or links is due at once, one with other numbers after a while.
-fn set_is_due(new: &CoefficientSet, old: &CoefficientSet, made: Moment, now: Moment) -> bool {
-    let same_names = new.workers.len() == old.workers.len()
-        && new.links.len() == old.links.len()
-        && new
-            .workers
-            .iter()
-            .zip(&old.workers)
-            .all(|(new, old)| new.name == old.name)
-        && new
-            .links
-            .iter()
-            .zip(&old.links)
-            .all(|(new, old)| new.name == old.name);
-    !same_names || (now >= made.plus(NEW_COEFFICIENTS_EVERY) && new != old)
 }
 
 fn empty_fleet(inner: &Inner) -> Fleet {

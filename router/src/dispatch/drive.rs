@@ -182,6 +182,8 @@ impl Drive {
                 self.whole = true;
                 self.recompute = true;
             }
+            // Another worker may take at once what this one refused.
+            Next::BackOff(_) if failure.worker.is_some() => self.excluded.extend(failure.worker),
             Next::BackOff(wait) => {
                 if let Some(ending) = self.wait(wait).await {
                     return Some(ending);

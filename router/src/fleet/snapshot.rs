@@ -16,7 +16,7 @@ use baton_placement::fleet::{
 use baton_protocol::card::{Card, ChunkPolicy, Role};
 use baton_protocol::wire;
 
-use super::pairs::{Pairs, compatibility_key};
+use super::pairs::Pairs;
 use super::state::Tracked;
 use crate::clock::Moment;
 
@@ -279,7 +279,7 @@ fn entry(
         can_prefill: card.can(Role::Prefill),
         can_decode: card.can(Role::Decode),
         kv_identity: card.kv_identity.clone(),
-        compatibility: compatibility_key(card),
+        compatibility: tracked.class.clone(),
         adapters: card
             .route_filter
             .adapters

@@ -15,6 +15,7 @@ use baton_protocol::hash::{BlockHash, MalformedHashes};
 use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire::{self, watch_event};
 
+use super::pairs::compatibility_key;
 use crate::clock::Moment;
 
 /// A worker of which nothing was heard for so long is lost. Idle workers report about once a second.
@@ -89,6 +90,8 @@ pub struct Tracked {
     /// Position in prefix hits.
     pub slot: u32,
     pub card: Option<Arc<Card>>,
+    /// What pairing reads of the card, as a key.
+    pub class: String,
     pub load: Option<wire::Load>,
     /// When `load` came.
     pub load_at: Moment,
@@ -109,6 +112,7 @@ impl Tracked {
             id,
             slot,
             card: None,
+            class: String::new(),
             load: None,
             load_at: Moment::default(),
             coefficients: None,
@@ -198,6 +202,11 @@ impl Tracked {
         self.drop_index(index);
     }
 
+    /// The next stream brings card and snapshot again.
+    pub fn start_anew(&mut self, index: &mut dyn PrefixIndex) {
+        self.drop_index(index);
+    }
+
     fn drop_index(&mut self, index: &mut dyn PrefixIndex) {
         self.sequence = None;
         self.cache = Cache::Empty;
@@ -247,6 +256,7 @@ impl Tracked {
                     });
                 }
                 let card = Arc::new(card);
+                self.class = compatibility_key(&card);
                 self.card = Some(card.clone());
                 Ok(Change::Card(card))
             }

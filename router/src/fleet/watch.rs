@@ -153,8 +153,10 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
                 fetch = None;
                 match fetched {
                     Ok(()) => workers.learnt_more(),
-                    // The next stream brings the card again, and with it the next try.
-                    Err(error) => return ended(error.to_string(), useful),
+                    Err(error) => {
+                        workers.start_anew(id);
+                        return ended(error.to_string(), false);
+                    }
                 }
                 continue;
             }

@@ -17,7 +17,7 @@ use baton_protocol::wire;
 
 use super::*;
 use crate::dispatch::progress::{Party, StateDetail};
-use crate::fleet::pairs::Pairs;
+use crate::fleet::pairs::{Pairs, compatibility_key};
 use crate::fleet::samples;
 use crate::fleet::snapshot::{self, Learnt, Parts};
 use crate::fleet::state::Tracked;
@@ -44,6 +44,7 @@ fn fleet() -> Fleet {
     for (slot, card) in (0..).zip(&cards) {
         let mut worker = Tracked::new(card.worker.clone(), slot);
         worker.connected(NOW);
+        worker.class = compatibility_key(card);
         worker.load = Some(wire::Load {
             running_sequences: if card.pool_role == Role::Decode { 3 } else { 0 },
             context_tokens: 300,
