@@ -174,9 +174,7 @@ impl Workers {
         if !self.stale.swap(false, Ordering::AcqRel) && !expired {
             return current.clone();
         }
-        let view = Arc::new(self.make_view(now));
-        self.view.store(view.clone());
-        view
+        self.make_view(now)
     }
 
     /// What each worker holds of a prompt, and the hash of its first block.
@@ -355,7 +353,7 @@ impl Workers {
         self.index.read().blocks()
     }
 
-    fn make_view(&self, now: Moment) -> View {
+    fn make_view(&self, now: Moment) -> Arc<View> {
         let learnt = self.learning.learnt(now);
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -428,12 +426,15 @@ impl Workers {
             .iter()
             .any(|link| link.breaker != BreakerState::Closed)
             .then(|| now.plus(BREAKER_LOOK));
-        View {
+        let view = Arc::new(View {
             fleet: Arc::new(fleet),
             members,
             pairs: inner.pairs.clone(),
             expires: silent.filter(|at| *at > now).chain(breaker).min(),
-        }
+        });
+        // Under the lock, so that an older picture never replaces a newer one.
+        self.view.store(view.clone());
+        view
     }
 }
 
