@@ -1,6 +1,8 @@
 //! `baton explain`: one decision as a person reads it.
 
 mod render;
+#[cfg(test)]
+pub(crate) mod sample;
 
 use crate::arguments::{ExplainArguments, Output};
 use crate::failure::{Verdict, wrong_input};

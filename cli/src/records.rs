@@ -234,3 +234,77 @@ fn load<'a, T: DeserializeOwned>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::sample;
+
+    fn line(run: &str) -> String {
+        let mut record = sample::record();
+        record.run = baton_protocol::ids::RunId(run.to_owned());
+        serde_json::to_string(&record).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_run_is_found_in_any_file_and_last_is_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let decisions = folder.path().join("decisions");
+        std::fs::create_dir(&decisions).unwrap();
+        std::fs::write(
+            decisions.join("1.jsonl"),
+            format!("{}\n{}\n", line("r0-a"), line("r0-b")),
+        )
+        .unwrap();
+        // The last line is being written.
+        std::fs::write(
+            decisions.join("2.jsonl"),
+            format!("{}\n{}", line("r0-c"), &line("r0-d")[..40]),
+        )
+        .unwrap();
+        let records = Records::StateDir(folder.path().to_owned());
+        assert_eq!(records.find("r0-a").await.unwrap().unwrap().run.0, "r0-a");
+        assert_eq!(records.find("last").await.unwrap().unwrap().run.0, "r0-c");
+        assert!(
+            records.find("r0").await.unwrap().is_none(),
+            "a part of an id is no id"
+        );
+        let all: Vec<String> = records
+            .all()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|record| record.run.0)
+            .collect();
+        assert_eq!(all, ["r0-a", "r0-b", "r0-c"]);
+    }
+
+    #[test]
+    fn a_line_that_is_no_record_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.jsonl");
+        std::fs::write(&file, format!("{}\n{{}}\n", line("r0-a"))).unwrap();
+        let error = read(&file).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("{}:2: not a decision record", file.display())),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn digests_are_found_beside_the_records() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("policies")).unwrap();
+        let policy = Policy::new("p", "m", &[], &["d"]);
+        let text = serde_json::to_string(&policy).unwrap();
+        std::fs::write(folder.path().join("policies/abc.json"), text).unwrap();
+        let file = folder.path().join("decisions/1.jsonl");
+        let mut digests = Digests::new([file.as_path()]);
+        assert_eq!(*digests.policy("abc").unwrap(), policy);
+        let error = digests.policy("xyz").unwrap_err().to_string();
+        assert!(
+            error.starts_with("policies/xyz.json is not beside the records"),
+            "{error}"
+        );
+    }
+}

@@ -65,6 +65,9 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
         .iter()
         .map(|policy| to_policy(policy, &resources))
         .collect::<anyhow::Result<Vec<Policy>>>()?;
+    if arguments.check {
+        check::possible(&policies)?;
+    }
     let state = StateDir::open(&arguments.state_dir)?;
     let interrupt = Interrupt::listen()?;
 

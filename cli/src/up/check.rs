@@ -29,24 +29,32 @@ struct Trial {
     wrong: Vec<String>,
 }
 
+/// Whether the policies let requests choose their mode.
+///
+/// # Errors
+/// The first that does not is named.
+pub(crate) fn possible(policies: &[Policy]) -> anyhow::Result<()> {
+    match policies
+        .iter()
+        .find(|policy| policy.overrides != Overrides::Allowed)
+    {
+        None => Ok(()),
+        Some(policy) => Err(wrong_input(format!(
+            "RoutePolicy {}: --check sends each mode with x-baton-mode, which needs spec.overrides: Allowed",
+            policy.name
+        ))),
+    }
+}
+
 /// Sends, compares, prints. Good when all tokens agree and each mode did what it says.
 ///
 /// # Errors
-/// A request is refused, or a policy does not let requests choose their mode.
+/// A request is refused.
 pub(crate) async fn check(
     traffic: &Traffic,
     policies: &[Policy],
     output: Output,
 ) -> anyhow::Result<Verdict> {
-    if let Some(policy) = policies
-        .iter()
-        .find(|policy| policy.overrides != Overrides::Allowed)
-    {
-        return Err(wrong_input(format!(
-            "RoutePolicy {}: --check sends each mode with x-baton-mode, which needs spec.overrides: Allowed",
-            policy.name
-        )));
-    }
     let long = prompts::long(16);
     let middle = prompts::long(4);
     let asked = [
@@ -197,4 +205,87 @@ fn json_of(trial: &Trial) -> serde_json::Value {
         "text": trial.text,
         "wrong": trial.wrong,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::sample;
+
+    fn answered(mode: &str, remote: bool, text: &str) -> Answered {
+        let mut record = sample::record();
+        mode.clone_into(&mut record.mode);
+        record.chosen = Some(usize::from(remote));
+        Answered {
+            text: text.to_owned(),
+            tokens: vec![text.to_owned()],
+            record,
+        }
+    }
+
+    fn wrong(mode: &'static str, answered: Answered, first: &str) -> Vec<String> {
+        let policy = Policy::new("p", "m", &["prefill"], &["decode"]);
+        let good = self::answered("Aggregated", false, first);
+        let first = judge(&policy, "short", "Aggregated", good, None);
+        assert_eq!(first.wrong, [] as [&str; 0]);
+        judge(&policy, "short", mode, answered, Some(&first)).wrong
+    }
+
+    #[test]
+    fn the_same_tokens_by_the_plan_that_was_asked_for_are_right() {
+        assert_eq!(
+            wrong(
+                "Disaggregated",
+                answered("Disaggregated", true, "red"),
+                "red"
+            ),
+            [] as [&str; 0]
+        );
+        assert_eq!(
+            wrong("Conditional", answered("Conditional", false, "red"), "red"),
+            [] as [&str; 0]
+        );
+    }
+
+    #[test]
+    fn another_token_another_plan_and_a_fallback_are_wrong() {
+        assert_eq!(
+            wrong(
+                "Disaggregated",
+                answered("Disaggregated", true, "blue"),
+                "red"
+            ),
+            ["tokens differ from Aggregated"]
+        );
+        assert_eq!(
+            wrong(
+                "Disaggregated",
+                answered("Disaggregated", false, "red"),
+                "red"
+            ),
+            ["went RemoteCheaper"]
+        );
+        assert_eq!(
+            wrong("Conditional", answered("Aggregated", false, "red"), "red"),
+            ["placed in mode Aggregated"]
+        );
+        let mut fallen = answered("Disaggregated", true, "red");
+        let fallback = serde_json::json!({"cause": "checksum-mismatch", "at": "t"});
+        fallen.record.fallback = serde_json::from_value(fallback).unwrap();
+        assert_eq!(
+            wrong("Disaggregated", fallen, "red"),
+            ["fell back: checksum-mismatch"]
+        );
+    }
+
+    #[test]
+    fn a_policy_without_overrides_cannot_be_checked() {
+        let error = possible(&[Policy::new("p", "m", &[], &["d"])])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("RoutePolicy p: --check sends each mode"),
+            "{error}"
+        );
+    }
 }

@@ -146,7 +146,8 @@ impl Kept {
                 self.program.name,
                 wait.as_secs_f64()
             );
-            note(&if words.is_empty() {
+            // One that was killed had nothing to say about it.
+            note(&if words.is_empty() || status.code().is_none() {
                 again
             } else {
                 format!("{again}; last words: {words}")
