@@ -100,6 +100,8 @@ pub enum Reason {
     OnlyRemote,
     /// One token is asked for: there would be nothing to hand over for.
     OneToken,
+    /// It has to stay on one worker: several choices of one prompt, or a remote plan that was given up.
+    NotDisaggregatable,
     /// The policy names no prefill pool.
     NoPrefillPool,
     ModeAggregated,

@@ -92,6 +92,8 @@ pub struct RecordedInput {
     pub waited_milliseconds: f64,
     pub local_workers: u32,
     pub prefill_pools: bool,
+    #[serde(default)]
+    pub whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -219,6 +219,9 @@ impl Chooser<'_> {
         if self.facts.one_token() {
             return whole(Reason::OneToken);
         }
+        if self.facts.whole {
+            return whole(Reason::NotDisaggregatable);
+        }
         if self.mode != Mode::Aggregated && !self.facts.prefill_pools {
             return whole(Reason::NoPrefillPool);
         }

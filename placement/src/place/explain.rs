@@ -127,6 +127,10 @@ pub(crate) fn sentence(
             "one token is asked for, so nothing is handed over; {to} is the cheapest worker at {}",
             ms(chosen.cost)
         ),
+        Reason::NotDisaggregatable => format!(
+            "the request has to stay on one worker; {to} is the cheapest at {}",
+            ms(chosen.cost)
+        ),
         Reason::NoPrefillPool => format!(
             "the policy names no prefill pool; {to} is the cheapest worker at {}",
             ms(chosen.cost)

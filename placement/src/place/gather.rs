@@ -69,6 +69,7 @@ pub(super) fn gather(
         waited_milliseconds: finite(request.waited_milliseconds),
         local_workers: 0,
         prefill_pools: !policy.prefill_pools.is_empty(),
+        whole: request.whole,
     };
     let gatherer = Gatherer {
         fleet,

@@ -21,6 +21,8 @@ pub struct Request {
     pub adapter: Option<String>,
     /// From `x-baton-mode`; counts where the policy allows it.
     pub mode: Option<Mode>,
+    /// It has to stay on one worker: several choices of one prompt, or a remote plan that was given up.
+    pub whole: bool,
     /// Workers that failed this run before.
     pub exclude: Vec<WorkerId>,
     /// Runs that this router now runs locally for lack of a prefill worker.
@@ -43,11 +45,19 @@ pub struct Facts {
     pub local_workers: u32,
     /// Whether the policy names prefill pools.
     pub prefill_pools: bool,
+    /// It has to stay on one worker.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 impl Facts {
     /// A request for one token moves nothing.
     pub(crate) fn one_token(&self) -> bool {
         self.max_output_tokens <= 1
+    }
+
+    /// No pair is a candidate.
+    pub(crate) fn stays_whole(&self) -> bool {
+        self.one_token() || self.whole
     }
 }

@@ -81,7 +81,7 @@ pub(super) fn candidates(
             )
         })
         .collect();
-    if gathered.facts.one_token() {
+    if gathered.facts.stays_whole() {
         return found;
     }
     let prefills = gathered.prefills.iter();

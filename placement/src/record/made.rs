@@ -55,6 +55,7 @@ impl DecisionRecord {
                 waited_milliseconds: facts.waited_milliseconds,
                 local_workers: facts.local_workers,
                 prefill_pools: facts.prefill_pools,
+                whole: facts.whole,
             },
             candidates: decision
                 .candidates
@@ -90,6 +91,7 @@ impl DecisionRecord {
             waited_milliseconds: self.input.waited_milliseconds,
             local_workers: self.input.local_workers,
             prefill_pools: self.input.prefill_pools,
+            whole: self.input.whole,
         }
     }
 }

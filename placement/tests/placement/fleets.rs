@@ -310,6 +310,7 @@ pub(crate) fn random_request(rng: &mut Rng, world: &World) -> Request {
         hits,
         adapter: (rng.below(4) == 0).then(|| "lora".into()),
         mode: None,
+        whole: false,
         exclude: if rng.below(5) == 0 {
             vec![world.entries[rng.below(world.entries.len())].id.clone()]
         } else {

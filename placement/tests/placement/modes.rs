@@ -138,6 +138,17 @@ fn one_token_moves_nothing_even_when_remote_is_fixed() {
 }
 
 #[test]
+fn a_request_that_has_to_stay_whole_does_so_in_every_mode() {
+    for mode in [Mode::Disaggregated, Mode::Conditional, Mode::Aggregated] {
+        let mut one = request(600);
+        one.whole = true;
+        let decision = decide(&simple(trio()), &one, &policy(mode));
+        assert_eq!(decision.reason, Reason::NotDisaggregatable, "{mode:?}");
+        assert!(!decision.chosen().unwrap().plan.is_remote());
+    }
+}
+
+#[test]
 fn pooled_lets_a_prefill_worker_take_a_whole_request_and_strict_does_not() {
     let workers = vec![entry("p0", "prefill", 0), busy(entry("d0", "decode", 1), 4)];
     let fleet = simple(workers);

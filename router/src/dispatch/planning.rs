@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use baton_placement::fleet::WorkerState;
 use baton_placement::place::{Decision, Reason, Request, place};
-use baton_placement::policy::{Mode, Overrides, Policy};
+use baton_placement::policy::Mode;
 use baton_placement::rng::Rng;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::WorkerId;
@@ -66,6 +66,7 @@ pub(super) fn place_run(
         hits,
         adapter: None,
         mode: request.mode.and_then(|mode| Mode::from_header(mode.word())),
+        whole: circumstances.whole || !request.splittable,
         exclude,
         local_without_prefill: shared
             .without_prefill
@@ -76,17 +77,13 @@ pub(super) fn place_run(
         waited_milliseconds: now.milliseconds_since(circumstances.searching_since),
     };
     let mut rng = Rng::new(shared.rng.lock().next_u64());
-    let whole = circumstances.whole || !request.splittable;
-    let policy: Cow<'_, Policy> = if whole {
-        Cow::Owned(Policy {
-            mode: Mode::Aggregated,
-            overrides: Overrides::Ignored,
-            ..handle.policy.as_ref().clone()
-        })
-    } else {
-        Cow::Borrowed(handle.policy.as_ref())
-    };
-    let decision = place(&view.fleet, &placing, &policy, now.milliseconds(), &mut rng);
+    let decision = place(
+        &view.fleet,
+        &placing,
+        &handle.policy,
+        now.milliseconds(),
+        &mut rng,
+    );
     shared
         .metrics
         .decision_duration
