@@ -86,6 +86,8 @@ pub enum Command {
         party: Party,
         admission: wire::Admission,
     },
+    /// The reader was granted the lease and reads over this transport.
+    Transferring(String),
     /// The transfer is over, as the reader measured it.
     Transferred(wire::TransferCompleted),
     /// The hand-off failed; the Decode stream waits for `recompute` or its end.

@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tracing::debug;
+use tracing::{Instrument, Span, debug, info_span};
 
 /// Start, descriptor, first token, recompute: nothing else is ever sent on a Decode stream.
 const DECODE_MESSAGES: usize = 4;
@@ -19,6 +19,8 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct DecodeLeg {
     to: mpsc::Sender<wire::DecodeRequest>,
     events: BoxStream<'static, Result<wire::DecodeEvent, tonic::Status>>,
+    /// From the opening to the end.
+    _span: Span,
 }
 
 impl DecodeLeg {
@@ -26,15 +28,21 @@ impl DecodeLeg {
     pub(super) fn open(mut client: WorkerClient<Channel>, start: wire::DecodeRequest) -> Self {
         let (to, from) = mpsc::channel(DECODE_MESSAGES);
         let requests = stream::once(async { start }).chain(ReceiverStream::new(from));
-        let events = stream::once(async move {
+        let span = info_span!("decode");
+        let opening = async move {
             client
                 .decode(requests)
                 .await
                 .map(tonic::Response::into_inner)
-        })
-        .try_flatten()
-        .boxed();
-        Self { to, events }
+        };
+        let events = stream::once(opening.instrument(span.clone()))
+            .try_flatten()
+            .boxed();
+        Self {
+            to,
+            events,
+            _span: span,
+        }
     }
 
     /// False: the stream is gone, and its end is about to be seen.
@@ -49,19 +57,25 @@ impl DecodeLeg {
 /// The Prefill stream. Dropping it leaves the lease to its reader.
 pub(super) struct PrefillLeg {
     events: BoxStream<'static, Result<wire::PrefillEvent, tonic::Status>>,
+    _span: Span,
 }
 
 impl PrefillLeg {
     pub(super) fn open(mut client: WorkerClient<Channel>, request: wire::PrefillRequest) -> Self {
-        let events = stream::once(async move {
+        let span = info_span!("prefill");
+        let opening = async move {
             client
                 .prefill(request)
                 .await
                 .map(tonic::Response::into_inner)
-        })
-        .try_flatten()
-        .boxed();
-        Self { events }
+        };
+        let events = stream::once(opening.instrument(span.clone()))
+            .try_flatten()
+            .boxed();
+        Self {
+            events,
+            _span: span,
+        }
     }
 }
 

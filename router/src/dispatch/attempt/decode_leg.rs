@@ -39,7 +39,9 @@ impl Attempt {
                 progress.observe(State::PrefillCompleted, now, detail());
             }
             Event::TransferStarted(started) => {
-                progress.actual.transport = Some(started.transport);
+                progress.actual.transport = Some(started.transport.clone());
+                self.commands
+                    .push_back(Command::Transferring(started.transport));
                 let generation = Some(started.generation);
                 progress.observe(
                     State::KvTransferStarted,

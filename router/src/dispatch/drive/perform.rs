@@ -6,7 +6,7 @@ use baton_protocol::failure::HandoffFailure;
 use baton_protocol::wire;
 use futures::future::join_all;
 use tokio::time::sleep_until;
-use tracing::{debug, info};
+use tracing::{Span, debug, info, info_span};
 
 use super::prepare::{Clients, Prepared};
 use super::{AttemptEnding, Drive, Ending, overdue};
@@ -31,6 +31,8 @@ struct Performance {
     decode: Option<DecodeLeg>,
     prefill: Option<PrefillLeg>,
     opened_prefill: bool,
+    /// While the reader reads.
+    transfer: Option<Span>,
 }
 
 impl Drive {
@@ -45,6 +47,7 @@ impl Drive {
             decode: Some(decode),
             prefill: None,
             opened_prefill: false,
+            transfer: None,
         };
         let ending = self.until_attempt_ends(&mut performance).await;
         let remote = !matches!(performance.attempt.task(), Task::Whole { .. });
@@ -149,6 +152,9 @@ impl Drive {
                     .held
                     .admitted(&party.worker, admission.load_sequence);
             }
+            Command::Transferring(transport) => {
+                performance.transfer = Some(info_span!("transfer", transport));
+            }
             Command::Transferred(done) => self.transferred(&done, performance),
             Command::HandoffFailed(failure) => return self.handoff_failed(failure, performance),
             Command::End(End::Finished(reason)) => {
@@ -161,6 +167,7 @@ impl Drive {
 
     fn transferred(&self, done: &wire::TransferCompleted, performance: &mut Performance) {
         performance.held.moved();
+        performance.transfer = None;
         let Some((link, level)) = &performance.link else {
             return;
         };
@@ -201,6 +208,7 @@ impl Drive {
         performance: &mut Performance,
     ) -> Option<AttemptEnding> {
         performance.held.moved();
+        performance.transfer = None;
         let now = self.shared.clock.now();
         if let (Some((link, _)), true) = (&performance.link, speaks_against_link(&failure)) {
             let policy = &self.request.policy.policy;
