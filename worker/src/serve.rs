@@ -4,7 +4,7 @@
 //! - `compute`: the one thread that drives the engine. `service`: the gRPC calls; `daemon` is what they share.
 //! - `operations`: what runs, by run; `results`: prefills, kept by operation id. `peers`: the lease protocol to other workers.
 //! - `report`: load reports and the reaper. `card`: what is registered. `admin` and `metrics`: HTTP.
-//! - [`command`]: the command line. `machine`: memory and processor. `local`: addresses within the process.
+//! - `offering`: the transports. [`command`]: the command line. `machine`: memory and processor. `local`: addresses within the process.
 //!
 //! Absent on purpose: Kubernetes, placement, text. A worker sees tokens and KV.
 
@@ -18,6 +18,7 @@ mod local;
 mod machine;
 mod messages;
 mod metrics;
+mod offering;
 mod operations;
 mod peers;
 mod report;

@@ -166,6 +166,8 @@ pub struct Scheduler {
     entries: BTreeMap<SequenceKey, Entry>,
     submissions: u64,
     filled_steps: u64,
+    /// [`AGEING_PERIOD`], but in the test that shows what it is for.
+    ageing: u64,
     /// The oldest waiting sequence had its turn and could not start: it is next.
     turn: Option<SequenceKey>,
 }
@@ -177,6 +179,7 @@ impl Scheduler {
             entries: BTreeMap::new(),
             submissions: 0,
             filled_steps: 0,
+            ageing: AGEING_PERIOD,
             turn: None,
         }
     }

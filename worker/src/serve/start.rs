@@ -22,20 +22,18 @@ use tonic::transport::server::TcpIncoming;
 use super::compute::{self, Outlets};
 use super::daemon::Daemon;
 use super::metrics::Metrics;
+use super::offering::{Offering, advertised};
 use super::operations::Operations;
 use super::peers::Peers;
 use super::results::Results;
 use super::service::Service;
 use super::{StartError, admin, card, engine, local, machine, report};
-use crate::config::{TransportName, WorkerConfig};
+use crate::config::WorkerConfig;
 use crate::kv::KvPool;
 use crate::kv::clock::{Clock, MonotonicClock};
 use crate::model::facts::artifact_digest;
-use crate::transport::choice::Offer;
-use crate::transport::fault::{Fault, FaultySource};
+use crate::transport::fault::Fault;
 use crate::transport::local::LocalTransport;
-use crate::transport::tcp::TcpTransport;
-use crate::transport::{BlockSource, Transport};
 
 /// How long the end of each part is waited for; what does not end by then is dropped.
 const ENDING: Duration = Duration::from_secs(5);
@@ -358,78 +356,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.daemon.stop.cancel();
-    }
-}
-
-struct Offering<'a> {
-    config: &'a WorkerConfig,
-    listen: SocketAddr,
-    advertise: Option<&'a str>,
-    local: Option<LocalTransport>,
-    fault: Option<Fault>,
-    stop: CancellationToken,
-}
-
-impl Offering<'_> {
-    /// Starts every transport of the configuration that there is, in its order.
-    async fn listen(
-        self,
-        pool: &KvPool,
-        card: &Card,
-        tasks: &mut JoinSet<()>,
-    ) -> Result<(Vec<Arc<dyn Transport>>, Vec<Offer>), StartError> {
-        let mut source: Arc<dyn BlockSource> = Arc::new(pool.clone());
-        if let Some(fault) = self.fault {
-            tracing::warn!(
-                ?fault,
-                "BATON_FAULT is set: this worker sends wrong blocks on purpose"
-            );
-            source = Arc::new(FaultySource::new(source, fault));
-        }
-        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
-        let mut offers = Vec::new();
-        for name in &self.config.kv_pool.transports {
-            let (transport, address): (Arc<dyn Transport>, String) = match name {
-                TransportName::Tcp => (Arc::new(TcpTransport::default()), self.listen.to_string()),
-                TransportName::Local => match &self.local {
-                    Some(local) => (Arc::new(local.clone()), local::address(card)),
-                    // Alone in its process there is nobody to read from it.
-                    None => continue,
-                },
-            };
-            let listening = transport
-                .listen(&address, Arc::clone(&source), self.stop.clone())
-                .await
-                .map_err(|source| StartError::Port {
-                    flag: "--transfer",
-                    address: address.clone(),
-                    source,
-                })?;
-            let address = match (name, listening.address.parse()) {
-                (TransportName::Tcp, Ok(bound)) => advertised(self.advertise, bound),
-                _ => listening.address.clone(),
-            };
-            offers.push(Offer {
-                kind: name.word().to_owned(),
-                address,
-            });
-            transports.push(transport);
-            tasks.spawn(listening.run);
-        }
-        if offers.is_empty() {
-            return Err(StartError::NoTransport {
-                worker: self.config.name.clone(),
-            });
-        }
-        Ok((transports, offers))
-    }
-}
-
-fn advertised(host: Option<&str>, bound: SocketAddr) -> String {
-    match host {
-        Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),
-        Some(host) => format!("{host}:{}", bound.port()),
-        None => bound.to_string(),
     }
 }
 

@@ -221,3 +221,28 @@ async fn draining_waits_for_operations_and_leases() {
     assert!(drained);
     worker.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_does_not_read_is_cut_off_and_nobody_waits_for_it() {
+    let mut large = config("w");
+    large.kv_pool.blocks = Some(520);
+    let worker = worker(large).await;
+    // More tokens than connection, task and engine together hold for a reader.
+    let endless = Run::new("stalled", 16, 8_000);
+    let mut stalled = worker.decode(endless.decode(&worker, false)).await;
+    let other = Run::new("other", 40, 50);
+    assert_eq!(worker.generate(&other).await.len(), 50);
+    worker.settled().await;
+    let mut tokens = 0;
+    let failed = loop {
+        match stalled.next().await {
+            decode_event::Event::Token(_) => tokens += 1,
+            decode_event::Event::Failed(failed) => break failed,
+            decode_event::Event::Finished(_) => panic!("all {tokens} tokens fit"),
+            _ => {}
+        }
+    };
+    assert!(failed.message.contains("not read"), "{}", failed.message);
+    assert!(tokens < 8_000);
+    worker.end().await;
+}

@@ -1,6 +1,6 @@
 //! The prefill queue: which prompts are computed beside what decodes, and how much of each.
 
-use super::{AGEING_PERIOD, Beside, Entry, Memory, Phase, Scheduler, Slice, StepPlan};
+use super::{Beside, Entry, Memory, Phase, Scheduler, Slice, StepPlan};
 use crate::model::SequenceKey;
 
 impl Scheduler {
@@ -14,7 +14,7 @@ impl Scheduler {
         let mut left: Option<usize> = None;
         let room = self.limits.max_batched_tokens.saturating_sub(plan.decoding);
         let mut filled = false;
-        let turn_due = (self.filled_steps + 1).is_multiple_of(AGEING_PERIOD);
+        let turn_due = (self.filled_steps + 1).is_multiple_of(self.ageing);
         for candidate in self.candidates(turn_due) {
             if left == Some(0) || room == 0 {
                 break;

@@ -194,23 +194,37 @@ proptest! {
     /// A long prompt among an endless stream of short ones is done in time that does not depend on how long the stream is.
     #[test]
     fn no_prompt_starves(bound in 4usize..16, length in 20usize..60, capacity in 60usize..80) {
-        let mut world = World::new(capacity);
-        for _ in 0..8 {
-            world.add(Job { prompt: 3, output: 4, priority: 0 });
-        }
-        let long = world.add(Job { prompt: length, output: 1, priority: 0 });
-        let mut done = false;
-        for _ in 0..2_000 {
-            while world.scheduler.in_phase(Phase::Waiting).count() < 8 {
-                world.add(Job { prompt: 3, output: 4, priority: 0 });
-            }
-            if world.step(bound).contains(&long) {
-                done = true;
-                break;
-            }
-        }
-        prop_assert!(done, "starved: {:?}", world.scheduler.entries.get(&long));
+        prop_assert!(long_prompt_is_done(World::new(capacity), bound, length));
     }
+}
+
+fn long_prompt_is_done(mut world: World, bound: usize, length: usize) -> bool {
+    const SHORT: Job = Job {
+        prompt: 3,
+        output: 4,
+        priority: 0,
+    };
+    for _ in 0..8 {
+        world.add(SHORT);
+    }
+    let long = world.add(Job {
+        prompt: length,
+        output: 1,
+        priority: 0,
+    });
+    (0..2_000).any(|_| {
+        while world.scheduler.in_phase(Phase::Waiting).count() < 8 {
+            world.add(SHORT);
+        }
+        world.step(bound).contains(&long)
+    })
+}
+
+#[test]
+fn without_ageing_a_long_prompt_does_starve() {
+    let mut world = World::new(70);
+    world.scheduler.ageing = u64::MAX;
+    assert!(!long_prompt_is_done(world, 8, 40));
 }
 
 #[test]

@@ -62,8 +62,8 @@ impl Answers {
         }
     }
 
-    /// The last one: nobody waits for a reader that does not read.
-    fn send_last(&self, event: Event) {
+    /// The only one: there is a place for it.
+    fn send_only(&self, event: Event) {
         let _ = self.0.try_send(DecodeEvent { event: Some(event) });
     }
 }
@@ -84,7 +84,7 @@ async fn run(
     let begun = match begin(&daemon, &start, &id, events).await {
         Ok(begun) => begun,
         Err(refused) => {
-            answers.send_last(Event::Refused(messages::refused(&refused)));
+            answers.send_only(Event::Refused(messages::refused(&refused)));
             return;
         }
     };
@@ -281,7 +281,7 @@ impl Decoding {
     async fn give_up(&mut self, event: Event) {
         self.handoff = None;
         self.daemon.commands.cancel(self.key).await;
-        self.answers.send_last(event);
+        self.answers.send(event, &self.cancelled).await;
     }
 }
 

@@ -1,0 +1,91 @@
+//! The transports that a worker offers: started in the order of its configuration.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use baton_protocol::card::Card;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{StartError, local};
+use crate::config::{TransportName, WorkerConfig};
+use crate::kv::KvPool;
+use crate::transport::choice::Offer;
+use crate::transport::fault::{Fault, FaultySource};
+use crate::transport::local::LocalTransport;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{BlockSource, Transport};
+
+/// What transports are started from.
+pub(super) struct Offering<'a> {
+    pub(super) config: &'a WorkerConfig,
+    pub(super) listen: SocketAddr,
+    pub(super) advertise: Option<&'a str>,
+    pub(super) local: Option<LocalTransport>,
+    pub(super) fault: Option<Fault>,
+    pub(super) stop: CancellationToken,
+}
+
+impl Offering<'_> {
+    /// Starts every transport of the configuration that there is, in its order.
+    pub(super) async fn listen(
+        self,
+        pool: &KvPool,
+        card: &Card,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<(Vec<Arc<dyn Transport>>, Vec<Offer>), StartError> {
+        let mut source: Arc<dyn BlockSource> = Arc::new(pool.clone());
+        if let Some(fault) = self.fault {
+            tracing::warn!(
+                ?fault,
+                "BATON_FAULT is set: this worker sends wrong blocks on purpose"
+            );
+            source = Arc::new(FaultySource::new(source, fault));
+        }
+        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
+        let mut offers = Vec::new();
+        for name in &self.config.kv_pool.transports {
+            let (transport, address): (Arc<dyn Transport>, String) = match name {
+                TransportName::Tcp => (Arc::new(TcpTransport::default()), self.listen.to_string()),
+                TransportName::Local => match &self.local {
+                    Some(local) => (Arc::new(local.clone()), local::address(card)),
+                    // Alone in its process there is nobody to read from it.
+                    None => continue,
+                },
+            };
+            let listening = transport
+                .listen(&address, Arc::clone(&source), self.stop.clone())
+                .await
+                .map_err(|source| StartError::Port {
+                    flag: "--transfer",
+                    address: address.clone(),
+                    source,
+                })?;
+            let address = match (name, listening.address.parse()) {
+                (TransportName::Tcp, Ok(bound)) => advertised(self.advertise, bound),
+                _ => listening.address.clone(),
+            };
+            offers.push(Offer {
+                kind: name.word().to_owned(),
+                address,
+            });
+            transports.push(transport);
+            tasks.spawn(listening.run);
+        }
+        if offers.is_empty() {
+            return Err(StartError::NoTransport {
+                worker: self.config.name.clone(),
+            });
+        }
+        Ok((transports, offers))
+    }
+}
+
+/// The address that others are told.
+pub(super) fn advertised(host: Option<&str>, bound: SocketAddr) -> String {
+    match host {
+        Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),
+        Some(host) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
+}
