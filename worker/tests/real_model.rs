@@ -1,6 +1,7 @@
 //! The embedded model itself: its tokenizer, its text, and that its results do not depend on chunks, batches or transfers.
 //!
 //! Needs the GGUF file: `BATON_TEST_GGUF`, or the place where `baton up` keeps it. Says so and passes where it is not there.
+#![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
 

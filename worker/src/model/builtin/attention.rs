@@ -1,6 +1,6 @@
 //! Attention over the KV as it lies in the blocks: f16, the chunk's own tokens included.
 //!
-//! For one KV head at a time, the keys of a sequence are widened and transposed into tiles of 16 tokens, so that a vector holds
+//! The keys of a sequence are widened and transposed into tiles of 16 tokens, so that a vector holds
 //! one dimension of several tokens; the values are cut into panels of 16 dimensions. A score is then a chain of fused
 //! multiply-adds over the dimensions in order, an output a chain over the tokens in order. Which queries are computed together
 //! decides only how often a key is loaded: a chain never sees another query, and a token past a query's own position
@@ -85,11 +85,11 @@ impl BlockLayout {
 /// Buffers of the attention of one sequence in one layer, reused.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
-    /// `[tile][dimension][token of the tile]`.
+    /// `[kv_head][tile][dimension][token of the tile]`.
     keys: Vec<[f32; TILE]>,
-    /// `[panel][token][dimension of the panel]`.
+    /// `[kv_head][panel][token][dimension of the panel]`.
     values: Vec<[f32; TILE]>,
-    /// Keys of one tile before they are transposed, `[token][dimension]`.
+    /// Keys of one tile before they are transposed, `[token][kv_head][dimension]`.
     staged: Vec<f16>,
     groups: [Group; STRIP],
 }
@@ -138,8 +138,8 @@ impl Attention {
         let sharing = heads / layout.kv_heads;
         let count = rows.queries.len() / width;
         let tokens = rows.start + count;
+        self.load(kv, layout, rows, tokens);
         for kv_head in 0..layout.kv_heads {
-            self.load(kv, layout, rows, kv_head, tokens);
             // (row, head) pairs that share this KV head, by row: neighbours see nearly the same tokens.
             let pairs = count * sharing;
             for first in (0..pairs).step_by(STRIP * GROUP) {
@@ -155,42 +155,50 @@ impl Attention {
                     group.prepare(rows.queries, head_dim);
                     used += 1;
                 }
-                self.strip(used, head_dim, tokens, out);
+                self.strip(used, kv_head, head_dim, tokens, out);
             }
         }
     }
 
-    /// Widens the keys and values of one KV head for tokens `0..tokens`.
-    fn load(
-        &mut self,
-        kv: &BlockStore,
-        layout: BlockLayout,
-        rows: &Rows<'_>,
-        kv_head: usize,
-        tokens: usize,
-    ) {
+    /// Widens the keys and values of tokens `0..tokens`, all heads while a block is at hand: memory delivers it as one stream.
+    fn load(&mut self, kv: &BlockStore, layout: BlockLayout, rows: &Rows<'_>, tokens: usize) {
         let head_dim = layout.head_dim;
+        let width = layout.token_values();
         let tiles = tokens.div_ceil(TILE);
-        self.keys.resize(tiles * head_dim, [0.0; TILE]);
-        self.values.resize(head_dim / TILE * tokens, [0.0; TILE]);
-        self.staged.resize(TILE * head_dim, f16::ZERO);
+        let panels = head_dim / TILE;
+        self.keys
+            .resize(layout.kv_heads * tiles * head_dim, [0.0; TILE]);
+        self.values
+            .resize(layout.kv_heads * panels * tokens, [0.0; TILE]);
+        self.staged.resize(TILE * width, f16::ZERO);
         let mut token = 0;
         for id in rows.blocks {
             let block = kv.read(*id);
             let block: &[f16] = bytemuck::cast_slice(&block);
-            for within in 0..layout.block_size.min(tokens - token) {
-                let at = layout.layer(rows.layer) + (within * layout.kv_heads + kv_head) * head_dim;
-                let staged = token % TILE * head_dim;
-                self.staged[staged..staged + head_dim].copy_from_slice(&block[at..at + head_dim]);
-                let at = at + layout.side();
-                let (parts, _) = block[at..at + head_dim].as_chunks::<TILE>();
-                for (panel, part) in parts.iter().enumerate() {
+            let block = &block[layout.layer(rows.layer)..][..2 * layout.side()];
+            let (keys, values) = block.split_at(layout.side());
+            for (keys, values) in keys
+                .chunks_exact(width)
+                .zip(values.chunks_exact(width))
+                .take(tokens - token)
+            {
+                let staged = token % TILE * width;
+                self.staged[staged..staged + width].copy_from_slice(keys);
+                // Panels of all heads follow each other.
+                for (panel, part) in values.as_chunks::<TILE>().0.iter().enumerate() {
                     part.convert_to_f32_slice(&mut self.values[panel * tokens + token]);
                 }
                 token += 1;
                 if token % TILE == 0 || token == tokens {
-                    let first = (token - 1) / TILE * head_dim;
-                    transpose(&self.staged, &mut self.keys[first..first + head_dim]);
+                    let tile = (token - 1) / TILE;
+                    for head in 0..layout.kv_heads {
+                        let first = (head * tiles + tile) * head_dim;
+                        transpose(
+                            &self.staged[head * head_dim..],
+                            width,
+                            &mut self.keys[first..first + head_dim],
+                        );
+                    }
                 }
             }
             if token == tokens {
@@ -200,9 +208,20 @@ impl Attention {
     }
 
     /// Runs the first `used` groups: all of them over one stretch of keys or values while it is in the first-level cache.
-    fn strip(&mut self, used: usize, head_dim: usize, tokens: usize, out: &mut [f32]) {
+    fn strip(
+        &mut self,
+        used: usize,
+        kv_head: usize,
+        head_dim: usize,
+        tokens: usize,
+        out: &mut [f32],
+    ) {
         let groups = &mut self.groups[..used];
-        for (tile, keys) in self.keys.chunks_exact(head_dim).enumerate() {
+        let tiles = tokens.div_ceil(TILE) * head_dim;
+        let keys = &self.keys[kv_head * tiles..][..tiles];
+        let panels = head_dim / TILE * tokens;
+        let values = &self.values[kv_head * panels..][..panels];
+        for (tile, keys) in keys.chunks_exact(head_dim).enumerate() {
             for group in groups.iter_mut() {
                 if tile * TILE < group.farthest() {
                     group.score(tile, keys);
@@ -214,7 +233,7 @@ impl Attention {
                 group.totals[query] = soften(&mut group.scores[query], group.visible[query]);
             }
         }
-        for (panel, values) in self.values.chunks_exact(tokens).enumerate() {
+        for (panel, values) in values.chunks_exact(tokens).enumerate() {
             for (stretch, values) in values.chunks(STRETCH).enumerate() {
                 for group in groups.iter_mut() {
                     let left = group.farthest().saturating_sub(stretch * STRETCH);
@@ -297,12 +316,12 @@ impl Group {
 }
 
 /// `[16 tokens][dimension]` to `[dimension][16 tokens]`, widened.
-fn transpose(staged: &[f16], keys: &mut [[f32; TILE]]) {
+fn transpose(staged: &[f16], stride: usize, keys: &mut [[f32; TILE]]) {
     let head_dim = keys.len();
     for half in 0..2 {
         for first in (0..head_dim).step_by(8) {
             let square = std::array::from_fn(|token| {
-                let at = (half * 8 + token) * head_dim + first;
+                let at = (half * 8 + token) * stride + first;
                 let mut row = [0.0; 8];
                 staged[at..at + 8].convert_to_f32_slice(&mut row);
                 f32x8::new(row)
