@@ -306,7 +306,9 @@ mod tests {
                 Ok(Some((frame, used))) => {
                     let mut again = Vec::new();
                     frame.encode(&mut again);
-                    prop_assert_eq!(again, &bytes[..used]);
+                    // Not byte for byte: a header has four spare bytes that nobody reads.
+                    prop_assert_eq!(again.len(), used);
+                    prop_assert_eq!(Frame::decode(&again), Ok(Some((frame, used))));
                 }
                 Ok(None) => prop_assert!(bytes.len() < HEAD + MAX_BODY),
                 Err(_) => {}
