@@ -227,8 +227,9 @@ async fn a_reader_that_does_not_read_is_cut_off_and_nobody_waits_for_it() {
     let mut large = config("w");
     large.kv_pool.blocks = Some(520);
     let worker = worker(large).await;
-    // More tokens than connection, task and engine together hold for a reader.
-    let endless = Run::new("stalled", 16, 8_000);
+    // Two kilobytes for each token: far more than connection, task and engine together hold for a reader.
+    let mut endless = Run::new("stalled", 16, 8_000);
+    endless.sampling.top_logprobs = Some(200);
     let mut stalled = worker.decode(endless.decode(&worker, false)).await;
     let other = Run::new("other", 40, 50);
     assert_eq!(worker.generate(&other).await.len(), 50);
