@@ -270,11 +270,18 @@ impl Engine {
         let mut begun = self.begin(now);
         if begun.next == Next::Again {
             let computed = self.compute(now);
+            self.step_over();
             begun.events.extend(computed.events);
             begun.duration = computed.duration;
             begun.next = computed.next;
         }
         begun
+    }
+
+    /// The duration of the last step has passed: load reports say what it came to.
+    pub fn step_over(&self) {
+        self.board.step_ended();
+        self.board.write(self.scheduler.load());
     }
 
     /// What the step that [`Self::begin`] chose consists of.

@@ -12,6 +12,7 @@ use crate::model::SequenceKey;
 impl Engine {
     /// Chooses the next step at `now` milliseconds. [`Next::Again`] means: call [`Self::compute`]. The events are true already.
     pub fn begin(&mut self, now: f64) -> StepOutcome {
+        self.step_over();
         let mut events = std::mem::take(&mut self.early);
         self.expire(now, &mut events);
         let coefficients = self.fit.coefficients();

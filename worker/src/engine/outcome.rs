@@ -10,13 +10,13 @@ use crate::model::{Batch, ModelError, Output, SequenceKey, SequenceSlice};
 use crate::sampling::{self, Finish, Sampled};
 
 impl Engine {
-    /// Computes what [`Self::begin`] chose at `now` milliseconds.
+    /// Computes what [`Self::begin`] chose at `now` milliseconds. Load reports go on showing the step until [`Self::step_over`] or
+    /// the next `begin`: modelled time is yet to pass.
     pub fn compute(&mut self, now: f64) -> StepOutcome {
         let mut events = Vec::new();
         let begun = (self.stopwatch)();
         let result = self.forward();
         let measured = (self.stopwatch)() - begun;
-        self.board.step_ended();
         let mut duration = measured;
         match result {
             Ok((outputs, modelled)) => {
@@ -32,7 +32,6 @@ impl Engine {
             }
             Err(error) => self.give_up(&error, &mut events),
         }
-        self.board.write(self.scheduler.load());
         StepOutcome {
             events,
             duration,

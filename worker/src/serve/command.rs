@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use baton_protocol::hash::HashKey;
 use clap::{Args, Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::start::{Addresses, Running, Start, start};
 use crate::config::WorkerConfig;
@@ -80,8 +80,10 @@ pub async fn run(cli: Cli) -> Result<(), Stopped> {
     let running = start(what)
         .await
         .map_err(|error| Stopped::Failed(error.into()))?;
+    // Before anybody is told that it serves: whoever is told may stop it at once.
+    let signals = Signals::listen().map_err(Stopped::Failed)?;
     announce(&running).map_err(Stopped::Failed)?;
-    until_stopped(running, serve.exit_on_stdin_eof)
+    until_stopped(running, signals, serve.exit_on_stdin_eof)
         .await
         .map_err(Stopped::Failed)
 }
@@ -121,9 +123,29 @@ fn announce(running: &Running) -> anyhow::Result<()> {
     .context("standard output: the addresses cannot be written")
 }
 
-async fn until_stopped(running: Running, exit_on_stdin_eof: bool) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?,
+            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?,
+        })
+    }
+}
+
+async fn until_stopped(
+    running: Running,
+    mut signals: Signals,
+    exit_on_stdin_eof: bool,
+) -> anyhow::Result<()> {
+    let Signals {
+        terminate,
+        interrupt,
+    } = &mut signals;
     let parent = async {
         if exit_on_stdin_eof {
             stdin_ended().await;

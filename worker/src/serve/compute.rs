@@ -186,6 +186,7 @@ impl Compute {
         if let Some(rest) = whole.checked_sub(begun_at.elapsed()) {
             thread::sleep(rest);
         }
+        self.engine.step_over();
         self.outlets.metrics.step(shape, computed.duration / 1e3);
         let next = computed.next;
         self.deliver(computed);

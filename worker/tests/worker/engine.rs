@@ -290,9 +290,16 @@ fn load_counts_what_is_admitted_from_the_report_that_the_admission_names() {
     let second = engine.board().report(0.0, engine.pool(), false);
     assert_eq!(second.load_sequence, admitted.admission.load_sequence);
     assert_eq!((second.queued_tokens, second.queued_sequences), (80, 1));
-    engine.step(1.0);
-    let third = engine.board().report(1.0, engine.pool(), false);
+    // A step shows while its time passes, modelled time too.
+    engine.begin(1.0);
+    engine.compute(1.0);
+    let during = engine.board().report(1.5, engine.pool(), false);
+    assert_eq!(during.queued_tokens, 80);
+    assert!(during.step_remaining_milliseconds > 0.0);
+    engine.step_over();
+    let third = engine.board().report(2.0, engine.pool(), false);
     assert_eq!(third.queued_tokens, 48);
+    assert_eq!(third.step_remaining_milliseconds, 0.0);
     engine.step(2.0);
     engine.step(3.0);
     let decoding = engine.board().report(3.0, engine.pool(), false);
