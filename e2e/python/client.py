@@ -103,11 +103,6 @@ def max_tokens_is_kept():
     assert answer.usage.completion_tokens == 1 and answer.choices[0].finish_reason == "length", answer
 
 
-def several_choices_are_numbered():
-    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4, n=2, temperature=1, seed=3)
-    assert [choice.index for choice in answer.choices] == [0, 1], answer
-
-
 def unknown_fields_are_ignored():
     client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=1, extra_body={"a_field_of_tomorrow": 1})
 
@@ -123,6 +118,8 @@ def errors_are_those_of_openai():
     refused("model", openai.NotFoundError, model="no-such-model", prompt=PROMPT)
     refused("temperature", openai.BadRequestError, model=MODEL, prompt=PROMPT, temperature=9)
     refused("max_tokens", openai.BadRequestError, model=MODEL, prompt=PROMPT, max_tokens=-1)
+    # Said, not silently answered with one.
+    refused("n", openai.BadRequestError, model=MODEL, prompt=PROMPT, max_tokens=4, n=2)
     refused("top_p", openai.BadRequestError, model=MODEL, prompt=PROMPT, top_p=7)
     refused("prompt", openai.BadRequestError, model=MODEL, prompt="word " * 20000, max_tokens=1)
     try:
@@ -154,7 +151,6 @@ def main():
         a_seed_repeats_an_answer,
         log_probabilities_are_reported,
         max_tokens_is_kept,
-        several_choices_are_numbered,
         unknown_fields_are_ignored,
         the_ids_of_a_request_are_returned,
         errors_are_those_of_openai,

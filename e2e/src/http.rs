@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 /// No single answer, and no wait for the next event of a stream, takes longer on a machine that works.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -66,13 +66,7 @@ pub struct Open {
     pub status: u16,
     pub headers: http::HeaderMap,
     body: Incoming,
-    connection: JoinHandle<()>,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
+    _connection: AbortOnDropHandle<()>,
 }
 
 impl Open {
@@ -111,7 +105,7 @@ impl Open {
         }
         Ok(Answer {
             status: self.status,
-            headers: std::mem::take(&mut self.headers),
+            headers: self.headers,
             body: body.into(),
         })
     }
@@ -265,29 +259,21 @@ impl Client {
         request.headers_mut().insert("host", host.parse()?);
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // Owned by the answer, which ends it.
-        let connection = tokio::spawn(async move {
+        // Owned by this call and then by the answer: whoever stops waiting hangs up.
+        let connection = AbortOnDropHandle::new(tokio::spawn(async move {
             // An error of the connection shows as one of the body.
             let _ = connection.await;
-        });
-        let answer = tokio::time::timeout(PATIENCE, sender.send_request(request)).await;
-        let answer = match answer {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => {
-                connection.abort();
-                return Err(error).context("no answer");
-            }
-            Err(_) => {
-                connection.abort();
-                return Err(anyhow!("no headers for {PATIENCE:?}"));
-            }
-        };
+        }));
+        let answer = tokio::time::timeout(PATIENCE, sender.send_request(request))
+            .await
+            .map_err(|_| anyhow!("no headers for {PATIENCE:?}"))?
+            .context("no answer")?;
         let (parts, body) = answer.into_parts();
         Ok(Open {
             status: parts.status.as_u16(),
             headers: parts.headers,
             body,
-            connection,
+            _connection: connection,
         })
     }
 }

@@ -11,6 +11,8 @@ pub struct Ask {
     pub body: Value,
     /// `x-baton-mode`, if any.
     pub mode: Option<&'static str>,
+    /// `x-request-id`, if any.
+    pub request: Option<String>,
 }
 
 impl Ask {
@@ -25,6 +27,7 @@ impl Ask {
                 "logprobs": 2,
             }),
             mode: None,
+            request: None,
         }
     }
 
@@ -41,6 +44,13 @@ impl Ask {
         self
     }
 
+    /// Gives it an `x-request-id`.
+    #[must_use]
+    pub fn request(mut self, request: &str) -> Self {
+        self.request = Some(request.to_owned());
+        self
+    }
+
     /// Sets any field of the body.
     #[must_use]
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
@@ -48,11 +58,11 @@ impl Ask {
         self
     }
 
-    fn headers(&self) -> Vec<(&'static str, &'static str)> {
-        self.mode
-            .map(|mode| ("x-baton-mode", mode))
-            .into_iter()
-            .collect()
+    fn headers(&self) -> Vec<(&'static str, &str)> {
+        let mode = self.mode.map(|mode| ("x-baton-mode", mode));
+        let request = self.request.as_deref();
+        let request = request.map(|request| ("x-request-id", request));
+        mode.into_iter().chain(request).collect()
     }
 
     /// The answer as it comes, whatever its status.

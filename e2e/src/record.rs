@@ -58,6 +58,27 @@ impl Record {
         .await
     }
 
+    /// The record of a request of this `x-request-id`, for one whose answer never began.
+    ///
+    /// # Errors
+    /// There is none, or it has no outcome.
+    pub async fn of_request(admin: &Client, request: &str) -> Result<Self> {
+        wait::until(&format!("record of request {request}"), SOON, async || {
+            let path = "/v1/decisions?last=100";
+            let answer = admin
+                .get_json(path)
+                .await
+                .map_err(|error| error.to_string())?;
+            let records = answer.as_array().cloned().unwrap_or_default();
+            let mine = records.into_iter().find(|record| {
+                record["requestId"] == request && record["outcome"]["status"].is_string()
+            });
+            mine.map(Self)
+                .ok_or_else(|| "it is not among the last".to_owned())
+        })
+        .await
+    }
+
     /// The candidate that was chosen first.
     ///
     /// # Errors

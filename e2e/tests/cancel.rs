@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::manifest::Manifest;
-use baton_e2e::openai::{Ask, Stream};
+use baton_e2e::openai::Ask;
 use baton_e2e::record::Record;
 use baton_e2e::{scenario, wait};
 use serde_json::Value;
@@ -35,12 +35,44 @@ fn a_client_that_hangs_up_leaves_nothing_behind() {
     });
 }
 
-async fn begin(fleet: &Fleet, mode: &'static str, tokens: u32, salt: u32) -> Result<Stream> {
+fn ask(request: &str, mode: &'static str, tokens: u32, salt: u32) -> Ask {
     Ask::ids("tiny", &prompt(tokens, salt), 400)
         .with("ignore_eos", true)
         .mode(mode)
-        .stream(&fleet.api)
-        .await
+        .request(request)
+}
+
+/// Asks, hangs up when some worker of a role shows that it is time, and checks that nothing is left.
+async fn hang_up(
+    fleet: &Fleet,
+    asks: &[Ask],
+    when: &str,
+    role: &str,
+    holds: impl Fn(&Value) -> bool,
+) -> Result<()> {
+    {
+        let streams = asks.iter().map(|ask| ask.stream(&fleet.api));
+        let answers = futures::future::join_all(streams);
+        tokio::pin!(answers);
+        // An answer that begins is kept open like a client that reads slowly.
+        let waits = async {
+            let begun = (&mut answers).await;
+            for answer in &begun {
+                if let Err(error) = answer {
+                    bail!("refused: {error:#}");
+                }
+            }
+            std::future::pending::<Result<()>>().await
+        };
+        tokio::select! {
+            failed = waits => failed?,
+            seen = seen(fleet, when, role, holds) => seen?,
+        }
+    }
+    for ask in asks {
+        nothing_is_left(fleet, ask, when).await?;
+    }
+    Ok(())
 }
 
 /// Waits until some worker of a role says so.
@@ -63,12 +95,13 @@ fn positive(value: &Value) -> bool {
     value.as_u64().is_some_and(|count| count > 0)
 }
 
-async fn nothing_is_left(fleet: &Fleet, run: &str, when: &str) -> Result<()> {
+async fn nothing_is_left(fleet: &Fleet, ask: &Ask, when: &str) -> Result<()> {
     fleet
         .idle(LEASE)
         .await
-        .map_err(|error| error.context(format!("after a client went {when}")))?;
-    let record = Record::of(&fleet.admin, run).await?;
+        .map_err(|error| error.context(format!("after a client went: {when}")))?;
+    let request = ask.request.as_deref().unwrap_or_default();
+    let record = Record::of_request(&fleet.admin, request).await?;
     record.check_order()?;
     ensure!(
         record.0["outcome"]["status"] == "Cancelled",
@@ -79,31 +112,31 @@ async fn nothing_is_left(fleet: &Fleet, run: &str, when: &str) -> Result<()> {
 }
 
 async fn while_a_local_prompt_is_computed(fleet: &Fleet) -> Result<()> {
-    let stream = begin(fleet, "Aggregated", 2000, 1).await?;
-    let run = stream.run.clone();
-    seen(fleet, "a local prompt is computed", "decode", |worker| {
-        positive(&worker["queuedTokens"])
-    })
-    .await?;
-    drop(stream);
-    nothing_is_left(fleet, &run, "during a local prefill").await
+    let ask = ask("local", "Aggregated", 2000, 1);
+    let queued = |worker: &Value| positive(&worker["queuedTokens"]);
+    hang_up(
+        fleet,
+        &[ask],
+        "a local prompt is computed",
+        "decode",
+        queued,
+    )
+    .await
 }
 
 async fn while_a_remote_prompt_is_computed_and_moved(fleet: &Fleet) -> Result<()> {
-    let stream = begin(fleet, "Disaggregated", 2000, 2).await?;
-    let run = stream.run.clone();
+    let ask = ask("remote", "Disaggregated", 2000, 2);
     // The lease opens when prefill starts, and blocks are read from then on.
-    seen(fleet, "a lease is open", "prefill", |worker| {
-        positive(&worker["blocks"]["leased"])
-    })
-    .await?;
-    drop(stream);
-    nothing_is_left(fleet, &run, "during a transfer").await
+    hang_up(fleet, &[ask], "a lease is open", "prefill", leased).await
+}
+
+fn leased(worker: &Value) -> bool {
+    positive(&worker["blocks"]["leased"])
 }
 
 async fn while_tokens_are_generated(fleet: &Fleet, mode: &'static str, salt: u32) -> Result<()> {
-    let mut stream = begin(fleet, mode, 64, salt).await?;
-    let run = stream.run.clone();
+    let ask = ask(&format!("decode in {mode}"), mode, 64, salt);
+    let mut stream = ask.stream(&fleet.api).await?;
     for _ in 0..3 {
         ensure!(
             stream.text().await?.is_some(),
@@ -111,14 +144,12 @@ async fn while_tokens_are_generated(fleet: &Fleet, mode: &'static str, salt: u32
         );
     }
     drop(stream);
-    nothing_is_left(fleet, &run, "during decode").await
+    nothing_is_left(fleet, &ask, "during decode").await
 }
 
 /// Without streaming nothing has been sent yet, and still nobody computes for a client that is gone.
 async fn before_the_answer_is_whole(fleet: &Fleet) -> Result<()> {
-    let ask = Ask::ids("tiny", &prompt(64, 3), 1000)
-        .with("ignore_eos", true)
-        .mode("Aggregated");
+    let ask = ask("whole", "Aggregated", 64, 3);
     {
         let answer = ask.raw(&fleet.api);
         tokio::pin!(answer);
@@ -126,29 +157,32 @@ async fn before_the_answer_is_whole(fleet: &Fleet) -> Result<()> {
             positive(&worker["runningSequences"])
         });
         tokio::select! {
-            answer = &mut answer => anyhow::bail!("answered too early: {:?}", answer?.text()),
+            answer = &mut answer => bail!("answered too early: {:?}", answer?.text()),
             running = running => running?,
         }
     }
-    fleet.idle(LEASE).await
+    nothing_is_left(fleet, &ask, "before the answer was whole").await
 }
 
 async fn eight_at_a_time(fleet: &Fleet) -> Result<()> {
-    let mut streams = Vec::new();
-    for salt in 20..28 {
-        let mode = if salt % 2 == 0 {
-            "Aggregated"
-        } else {
-            "Disaggregated"
-        };
-        streams.push(begin(fleet, mode, 300, salt).await?);
-    }
-    seen(fleet, "a lease is open", "prefill", |worker| {
-        positive(&worker["blocks"]["leased"])
-    })
-    .await?;
-    drop(streams);
-    fleet.idle(LEASE).await
+    let asks: Vec<Ask> = (20..28)
+        .map(|salt| {
+            let mode = if salt % 2 == 0 {
+                "Aggregated"
+            } else {
+                "Disaggregated"
+            };
+            ask(&format!("one of eight, {salt}"), mode, 300, salt)
+        })
+        .collect();
+    hang_up(
+        fleet,
+        &asks,
+        "one of eight is handed over",
+        "prefill",
+        leased,
+    )
+    .await
 }
 
 async fn the_fleet_still_serves(fleet: &Fleet) -> Result<()> {

@@ -234,13 +234,11 @@ fn the_record_is_as_documented(record: &Record) -> Result<()> {
         "candidates",
         "filtered",
         "chosen",
-        "runnerUp",
         "reason",
         "explanation",
         "states",
         "actual",
         "assurance",
-        "fallback",
         "outcome",
     ] {
         ensure!(

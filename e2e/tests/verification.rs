@@ -176,8 +176,11 @@ async fn nothing_is_handed_over(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
+/// Name, what has to be named, and how to bring it about.
+type Case<T> = (&'static str, &'static str, fn(&mut T));
+
 /// What a card may differ in, and the field that has to be named.
-const CARDS: [(&str, &str, fn(&mut Card)); 8] = [
+const CARDS: [Case<Card>; 8] = [
     ("dtype", "identity.kvDtype", |card| {
         card.identity.kv_dtype = Fact::observed("f32".to_owned());
     }),
@@ -274,7 +277,7 @@ fn a_worker_whose_card_differs_is_never_asked_and_the_field_is_named() {
 }
 
 /// What a descriptor may be wrong in, and the cause that the record has to name.
-const DESCRIPTORS: [(&str, &str, fn(&mut Descriptor)); 8] = [
+const DESCRIPTORS: [Case<Descriptor>; 8] = [
     ("identity", "identity-mismatch", |descriptor| {
         descriptor.kv_identity = "0".repeat(64);
     }),
