@@ -103,9 +103,7 @@ pub async fn run(flags: Flags) -> Result<()> {
         metrics: metrics.clone(),
         seed: u64::from_le_bytes(random()?),
     });
-    let config = flags
-        .front
-        .config(Duration::from_secs(flags.drain_seconds));
+    let config = flags.front.config(Duration::from_secs(flags.drain_seconds));
     let front = Front::new(Arc::new(dispatcher.clone()), config.clone(), random()?);
     let admin = Arc::new(Admin {
         dispatch: Arc::new(dispatcher.clone()),

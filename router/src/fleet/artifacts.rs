@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use baton_protocol::wire::{self, worker_client::WorkerClient};
@@ -122,7 +123,10 @@ fn from_disk(folder: &Path, digest: &str) -> Option<Bytes> {
 
 /// A reader of the file sees all of it or nothing.
 fn to_disk(folder: &Path, digest: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let partial = folder.join(format!("{digest}.{}.partial", std::process::id()));
+    // Two workers may serve the same file at the same time.
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+    let write = WRITES.fetch_add(1, Ordering::Relaxed);
+    let partial = folder.join(format!("{digest}.{}-{write}.partial", std::process::id()));
     let mut file = std::fs::File::create(&partial)?;
     file.write_all(bytes)?;
     std::fs::rename(partial, folder.join(digest))

@@ -45,7 +45,7 @@ impl Answers {
 pub(crate) enum Seen {
     /// With the sequence it resumes from.
     Watch(Option<u64>),
-    Prefill(wire::PrefillRequest),
+    Prefill(Box<wire::PrefillRequest>),
     Cancel(String),
 }
 
@@ -177,7 +177,10 @@ impl Worker for Service {
         &self,
         request: Request<wire::PrefillRequest>,
     ) -> Result<Response<Self::PrefillStream>, Status> {
-        let _ = self.0.seen.send(Seen::Prefill(request.into_inner()));
+        let _ = self
+            .0
+            .seen
+            .send(Seen::Prefill(Box::new(request.into_inner())));
         let script = self.0.prefills.lock().unwrap().pop_front();
         let events = script.ok_or_else(|| Status::internal("no prefill is scripted"))?;
         let events = events

@@ -1,5 +1,8 @@
 //! Faults that real workers cannot be made to show: each is played by a scripted worker over real gRPC.
 
+// Whatever fails here fails the test, and helpers are part of it.
+#![allow(clippy::unwrap_used)]
+
 mod double;
 mod router;
 #[path = "../../src/fleet/samples.rs"]
