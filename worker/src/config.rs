@@ -89,9 +89,9 @@ pub struct EngineSettings {
     /// Sequences that may hold memory at once.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
-    /// Tokens of one step.
-    #[serde(default = "default_batched_tokens")]
-    pub max_batched_tokens: u32,
+    /// Tokens of one step; absent: what suits the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_batched_tokens: Option<u32>,
     /// Requests that may wait.
     #[serde(default = "default_waiting")]
     pub max_waiting: u32,
@@ -104,6 +104,21 @@ pub struct EngineSettings {
 pub enum EngineKind {
     Builtin,
     Simulated,
+}
+
+impl EngineSettings {
+    /// Tokens of one step.
+    ///
+    /// A processor computes some hundred tokens a second, so Builtin takes short steps: between them cancellations are heard and
+    /// blocks published, and a step's fixed cost is a few milliseconds. An accelerator wants long ones.
+    pub fn batched_tokens(&self) -> u32 {
+        let suitable = match self.kind {
+            EngineKind::Builtin => 256,
+            EngineKind::Simulated => 2048,
+        };
+        self.max_batched_tokens
+            .unwrap_or(suitable.max(self.max_sequences))
+    }
 }
 
 impl EngineKind {
@@ -257,11 +272,12 @@ impl WorkerConfig {
                 format!("{}: must be from 1 to 4096", engine.max_sequences),
             ),
             (
-                engine.max_batched_tokens >= engine.max_sequences,
+                engine.batched_tokens() >= engine.max_sequences,
                 "engine.maxBatchedTokens",
                 format!(
                     "{}: must be at least engine.maxSequences ({}), or decoding would wait",
-                    engine.max_batched_tokens, engine.max_sequences
+                    engine.batched_tokens(),
+                    engine.max_sequences
                 ),
             ),
             (
@@ -327,10 +343,6 @@ fn default_block_size() -> u32 {
 
 fn default_sequences() -> u32 {
     16
-}
-
-fn default_batched_tokens() -> u32 {
-    2048
 }
 
 fn default_waiting() -> u32 {

@@ -59,7 +59,7 @@ pub(crate) fn write(config: &WorkerConfig, running: Running<'_>) -> Card {
             blocks: narrow(running.blocks),
             block_size: engine.block_size,
             max_sequences: engine.max_sequences,
-            max_batched_tokens: engine.max_batched_tokens,
+            max_batched_tokens: engine.batched_tokens(),
             max_context: narrow(running.max_context),
         },
         transports: running.transports,
@@ -67,10 +67,10 @@ pub(crate) fn write(config: &WorkerConfig, running: Running<'_>) -> Card {
         chunk: match config.tpot_objective_milliseconds {
             Some(_) => ChunkPolicy::Bounded {
                 minimum_tokens: SMALLEST_CHUNK,
-                maximum_tokens: LARGEST_CHUNK.min(engine.max_batched_tokens),
+                maximum_tokens: LARGEST_CHUNK.min(engine.batched_tokens()),
             },
             None => ChunkPolicy::Fixed {
-                tokens: CHUNK_WITHOUT_OBJECTIVE.min(engine.max_batched_tokens),
+                tokens: CHUNK_WITHOUT_OBJECTIVE.min(engine.batched_tokens()),
             },
         },
         dispatch: Dispatch::Grpc,

@@ -175,7 +175,7 @@ pub(crate) fn make_engine(
         EngineConfig {
             limits: Limits {
                 max_sequences: settings.max_sequences as usize,
-                max_batched_tokens: settings.max_batched_tokens as usize,
+                max_batched_tokens: settings.batched_tokens() as usize,
                 max_waiting: settings.max_waiting as usize,
             },
             max_context,
