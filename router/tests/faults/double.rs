@@ -68,8 +68,13 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    pub(crate) async fn start(mut card: Card, artifact: &[u8]) -> Self {
-        let digest = blake3::hash(ARTIFACT).to_hex().to_string();
+    pub(crate) async fn start(card: Card, artifact: &[u8]) -> Self {
+        Self::registered(card, ARTIFACT, artifact).await
+    }
+
+    /// Its card names `promised` as tokenizer and template; it serves `artifact`.
+    pub(crate) async fn registered(mut card: Card, promised: &[u8], artifact: &[u8]) -> Self {
+        let digest = blake3::hash(promised).to_hex().to_string();
         card.route_filter.tokenizer = Fact::observed(digest.clone());
         card.route_filter.chat_template = Fact::observed(digest);
         let (sender, seen) = mpsc::unbounded_channel();

@@ -273,3 +273,24 @@ async fn an_artifact_that_is_not_what_its_digest_says_is_never_used() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn tokens_never_go_to_a_worker_for_which_they_mean_another_text() {
+    let other = Double::registered(samples::card("d0"), b"[]", b"[]").await;
+    let second = Double::start(with_incarnation(samples::card("d1"), 2), ARTIFACT).await;
+    let third = Double::start(with_incarnation(samples::card("d2"), 3), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&other, &second, &third]);
+    router.ready(3).await;
+    answer(&second, vec![token(5, PROMPT)]);
+    let handle = router.start_run(Mode::Aggregated, 1);
+    let run = handle.run.to_string();
+    let (tokens, _) = outcome(handle).await;
+    assert_eq!(tokens, [5]);
+    let record = router.record(&run).await;
+    let decodes: Vec<&str> = record
+        .candidates
+        .iter()
+        .map(|candidate| candidate.decode.as_str())
+        .collect();
+    assert_eq!(decodes, ["d1", "d2"]);
+}
