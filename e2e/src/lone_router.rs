@@ -122,7 +122,11 @@ impl LoneRouter {
             if workers.len() == count && workers.iter().all(ready) {
                 Ok(())
             } else {
-                Err(format!("{workers:?}\n{}", self.log()))
+                let seen = workers
+                    .iter()
+                    .map(|worker| format!("{} {}", worker["id"], worker["state"]));
+                let seen: Vec<String> = seen.collect();
+                Err(format!("{}\n{}", seen.join(", "), self.log()))
             }
         })
         .await

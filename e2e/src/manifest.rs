@@ -38,12 +38,14 @@ impl Manifest {
         }
     }
 
-    /// Simulated workers whose steps last: a prompt token takes a millisecond and a half, a decode step twenty. What happens
-    /// during prefill, transfer or decode can be watched without a fast enough eye.
+    /// Simulated workers whose steps last: a prompt token takes seven tenths of a millisecond, a decode step twenty
+    /// milliseconds. What happens during prefill, transfer or decode can be watched without a fast enough eye. A prompt of more
+    /// than 2048 tokens takes two steps, so its lease is open for one of them at least.
     pub fn slow() -> Self {
-        let timing = "prefillBaseMicroseconds: 1000, prefillPerTokenNanoseconds: 1500000, decodeBaseMicroseconds: 20000, seed: 1";
+        let timing = "prefillBaseMicroseconds: 1000, prefillPerTokenNanoseconds: 700000, decodeBaseMicroseconds: 20000, seed: 1";
         Self {
             engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
+            kv_pool: "{blocks: 2048, leaseSeconds: 3}".to_owned(),
             ..Self::tiny()
         }
     }

@@ -8,11 +8,15 @@ use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
 use baton_e2e::record::Record;
 use baton_e2e::{scenario, wait};
+use baton_protocol::lifecycle::State;
 use serde_json::Value;
 
 /// Lease of the manifest and a little: nothing may be held for longer.
 const LEASE: Duration = Duration::from_secs(6);
 const SOON: Duration = Duration::from_secs(20);
+
+/// Prompt tokens that take more than one step.
+const LONG: u32 = 2500;
 
 fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
     (0..tokens)
@@ -112,7 +116,7 @@ async fn nothing_is_left(fleet: &Fleet, ask: &Ask, when: &str) -> Result<()> {
 }
 
 async fn while_a_local_prompt_is_computed(fleet: &Fleet) -> Result<()> {
-    let ask = ask("local", "Aggregated", 2000, 1);
+    let ask = ask("local", "Aggregated", LONG, 1);
     let queued = |worker: &Value| positive(&worker["queuedTokens"]);
     hang_up(
         fleet,
@@ -125,13 +129,22 @@ async fn while_a_local_prompt_is_computed(fleet: &Fleet) -> Result<()> {
 }
 
 async fn while_a_remote_prompt_is_computed_and_moved(fleet: &Fleet) -> Result<()> {
-    let ask = ask("remote", "Disaggregated", 2000, 2);
-    // The lease opens when prefill starts, and blocks are read from then on.
-    hang_up(fleet, &[ask], "a lease is open", "prefill", leased).await
-}
-
-fn leased(worker: &Value) -> bool {
-    positive(&worker["blocks"]["leased"])
+    let ask = ask("remote", "Disaggregated", LONG, 2);
+    // The first step is done and its blocks are on their way; the second one is computed.
+    let halfway = |worker: &Value| {
+        worker["queuedTokens"]
+            .as_u64()
+            .is_some_and(|left| (1..u64::from(LONG)).contains(&left))
+    };
+    let asks = [ask];
+    hang_up(fleet, &asks, "a prompt is moved", "prefill", halfway).await?;
+    let record = Record::of_request(&fleet.admin, "remote").await?;
+    let states = record.states()?;
+    ensure!(
+        states.contains(&State::KvTransferStarted) && !states.contains(&State::KvTransferCompleted),
+        "not during the transfer: {states:?}"
+    );
+    Ok(())
 }
 
 async fn while_tokens_are_generated(fleet: &Fleet, mode: &'static str, salt: u32) -> Result<()> {
@@ -164,6 +177,10 @@ async fn before_the_answer_is_whole(fleet: &Fleet) -> Result<()> {
     nothing_is_left(fleet, &ask, "before the answer was whole").await
 }
 
+fn computes(worker: &Value) -> bool {
+    positive(&worker["blocks"]["active"])
+}
+
 async fn eight_at_a_time(fleet: &Fleet) -> Result<()> {
     let asks: Vec<Ask> = (20..28)
         .map(|salt| {
@@ -172,15 +189,15 @@ async fn eight_at_a_time(fleet: &Fleet) -> Result<()> {
             } else {
                 "Disaggregated"
             };
-            ask(&format!("one of eight, {salt}"), mode, 300, salt)
+            ask(&format!("one of eight, {salt}"), mode, LONG, salt)
         })
         .collect();
     hang_up(
         fleet,
         &asks,
-        "one of eight is handed over",
+        "some of eight are computed",
         "prefill",
-        leased,
+        computes,
     )
     .await
 }
