@@ -42,6 +42,10 @@ pub fn link_prior(_level: &str, transport: &str) -> LinkCoefficients {
     calibration::link_prior(transport)
 }
 
+/// Milliseconds. A transfer that is expected to be shorter is slow only against this: what a busy host's scheduler adds to it says
+/// nothing about the link, and the fitted cost follows it anyway. A silent fallback to a slower transport shows in long ones.
+const SHORTEST_SLOW: f64 = 100.0;
+
 /// A directed link, as a run used it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkUse {
@@ -155,7 +159,10 @@ impl Learning {
         let done = TransferResult::Done {
             actual: moved.exposed_milliseconds,
             // The whole transfer, so that one which could not hide does not count as slow.
-            expected: link.calibrator.predict(moved.bytes, moved.blocks),
+            expected: link
+                .calibrator
+                .predict(moved.bytes, moved.blocks)
+                .max(SHORTEST_SLOW),
         };
         link.breaker.observe(done, now.milliseconds());
         link.calibrator
@@ -298,6 +305,25 @@ mod tests {
         };
         learning.moved(&used(), moved, &policy, now);
         assert_eq!(learning.link_counts(now).closed, 1);
+    }
+
+    #[test]
+    fn a_busy_host_does_not_open_a_link_and_a_slow_way_does() {
+        let (policy, now) = (policy(), Moment(0));
+        for (bytes, exposed_milliseconds, open) in [(4096, 80.0, 0), (200 << 20, 5_000.0, 1)] {
+            let learning = Learning::default();
+            for _ in 0..policy.topology.breaker.failures {
+                let moved = Moved {
+                    bytes,
+                    blocks: 1,
+                    last_blocks: 1,
+                    exposed_milliseconds,
+                    synchronization_milliseconds: 0.5,
+                };
+                learning.moved(&used(), moved, &policy, now);
+            }
+            assert_eq!(learning.link_counts(now).open, open, "{bytes} bytes");
+        }
     }
 
     #[test]
