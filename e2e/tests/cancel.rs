@@ -148,7 +148,7 @@ async fn while_a_remote_prompt_is_computed_and_moved(fleet: &Fleet) -> Result<()
 }
 
 async fn while_tokens_are_generated(fleet: &Fleet, mode: &'static str, salt: u32) -> Result<()> {
-    let ask = ask(&format!("decode in {mode}"), mode, 64, salt);
+    let ask = ask(&format!("decode-in-{mode}"), mode, 64, salt);
     let mut stream = ask.stream(&fleet.api).await?;
     for _ in 0..3 {
         ensure!(
@@ -189,7 +189,7 @@ async fn eight_at_a_time(fleet: &Fleet) -> Result<()> {
             } else {
                 "Disaggregated"
             };
-            ask(&format!("one of eight, {salt}"), mode, LONG, salt)
+            ask(&format!("one-of-eight-{salt}"), mode, LONG, salt)
         })
         .collect();
     hang_up(

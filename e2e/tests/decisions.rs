@@ -33,6 +33,7 @@ fn requests_go_where_they_cost_least_and_records_say_why() {
             the_record_is_as_documented(record)?;
         }
         the_metrics_agree(&fleet).await?;
+        records_are_found(&fleet).await?;
 
         let runs = [&short, &idle, &remote, &hit].map(|record| record.text("run").to_owned());
         explain_prints_what_a_person_reads(&fleet, &runs[2]).await?;
@@ -320,6 +321,25 @@ async fn the_metrics_agree(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
+/// Records can be asked for by plan and by reason.
+async fn records_are_found(fleet: &Fleet) -> Result<()> {
+    let remote = fleet
+        .admin
+        .get_json("/v1/decisions?last=100&plan=Remote&reason=RemoteCheaper")
+        .await?;
+    let remote = remote.as_array().context("no list")?;
+    ensure!(!remote.is_empty(), "the remote run is not found");
+    for record in remote {
+        let record = Record(record.clone());
+        ensure!(
+            record.kind()? == "Remote" && record.text("reason") == "RemoteCheaper",
+            "{}",
+            record.0
+        );
+    }
+    Ok(())
+}
+
 async fn command(arguments: &[&str]) -> Result<Output> {
     let program = binaries::program("baton")?;
     let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
@@ -366,7 +386,7 @@ async fn explain_prints_what_a_person_reads(fleet: &Fleet, run: &str) -> Result<
         ensure!(parsed["run"] == run, "{parsed}");
     }
     let output = command(&["explain", "no-such-run", "--state-dir", state]).await?;
-    ensure!(output.status.code() == Some(1), "{}", told(&output));
+    ensure!(output.status.code() == Some(2), "{}", told(&output));
     Ok(())
 }
 
