@@ -6,7 +6,7 @@ LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
 
-.PHONY: build up test lint fmt deny
+.PHONY: build up test bench lint fmt deny
 
 build: ## release binaries: baton, baton-router, baton-worker
 	$(CARGO) build --release --locked --bins
@@ -20,6 +20,9 @@ test: ## everything that must pass
 	bash ./.ci/timed build $(CARGO) build --release --locked --workspace --bins
 	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
 	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
+
+bench: ## what it costs, as ratios to this machine's limits
+	$(CARGO) bench --locked -p baton-protocol -p baton-placement -p baton-worker --benches
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check
