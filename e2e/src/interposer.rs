@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use baton_protocol::card::Card;
+use baton_protocol::identity::Fact;
 use baton_protocol::wire::watch_event::Event;
 use baton_protocol::wire::worker_client::WorkerClient;
 use baton_protocol::wire::worker_server::{Worker, WorkerServer};
@@ -20,6 +21,7 @@ use baton_protocol::wire::{
     DrainRequest, PrefillEvent, PrefillRequest, ReleaseReply, ReleaseRequest, RenewReply,
     RenewRequest, WatchEvent, WatchRequest, prefill_event,
 };
+use baton_worker::model::facts::artifact_digest;
 use futures::{Stream, StreamExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -33,6 +35,24 @@ pub struct Changes {
     /// Digests in a card are made right again afterwards, as a worker that really differs would have them.
     pub card: fn(&mut Card),
     pub descriptor: fn(&mut Descriptor),
+    /// Serve another text in place of one that the card names, and name that.
+    pub artifact: Option<Artifact>,
+}
+
+/// A text that a card names by digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Artifact {
+    Tokenizer,
+    ChatTemplate,
+}
+
+impl Artifact {
+    fn named_in(self, card: &mut Card) -> &mut Fact<String> {
+        match self {
+            Self::Tokenizer => &mut card.route_filter.tokenizer,
+            Self::ChatTemplate => &mut card.route_filter.chat_template,
+        }
+    }
 }
 
 impl Changes {
@@ -41,6 +61,7 @@ impl Changes {
         Self {
             card: |_| (),
             descriptor: |_| (),
+            artifact: None,
         }
     }
 
@@ -48,6 +69,14 @@ impl Changes {
     pub fn of_card(card: fn(&mut Card)) -> Self {
         Self {
             card,
+            ..Self::none()
+        }
+    }
+
+    /// Of one text only.
+    pub fn of_artifact(artifact: Artifact) -> Self {
+        Self {
+            artifact: Some(artifact),
             ..Self::none()
         }
     }
@@ -81,6 +110,10 @@ impl Interposer {
             .await
             .with_context(|| format!("worker {upstream}"))?;
         let client = WorkerClient::new(channel);
+        let artifact = match changes.artifact {
+            Some(artifact) => Some(altered(&client, artifact).await?),
+            None => None,
+        };
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let dispatched = Arc::new(AtomicU64::new(0));
@@ -89,6 +122,7 @@ impl Interposer {
             name: name.to_owned(),
             address,
             changes,
+            artifact,
             dispatched: dispatched.clone(),
         };
         // Owned by the interposer, which ends it.
@@ -125,7 +159,46 @@ struct StandIn {
     name: String,
     address: SocketAddr,
     changes: Changes,
+    /// What is served in place of another text.
+    artifact: Option<Altered>,
     dispatched: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Debug)]
+struct Altered {
+    artifact: Artifact,
+    digest: String,
+    bytes: Vec<u8>,
+}
+
+/// The worker's own text with a space behind it: it means the same, and is another one.
+async fn altered(client: &WorkerClient<Channel>, artifact: Artifact) -> Result<Altered> {
+    let mut events = client
+        .clone()
+        .watch(WatchRequest::default())
+        .await?
+        .into_inner();
+    let mut card = loop {
+        let event = events.message().await?.context("no card")?;
+        if let Some(Event::Card(card)) = event.event {
+            break Card::from_json(&card.json)?;
+        }
+    };
+    let known = artifact.named_in(&mut card).known().cloned();
+    let request = ArtifactRequest {
+        digest: known.context("the card names no such text")?,
+    };
+    let mut chunks = client.clone().artifact(request).await?.into_inner();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = chunks.message().await? {
+        bytes.extend_from_slice(&chunk.data);
+    }
+    bytes.push(b' ');
+    Ok(Altered {
+        artifact,
+        digest: artifact_digest(&bytes),
+        bytes,
+    })
 }
 
 impl StandIn {
@@ -133,6 +206,9 @@ impl StandIn {
         card.worker = self.name.as_str().into();
         card.control_address = self.address.to_string();
         (self.changes.card)(card);
+        if let Some(altered) = &self.artifact {
+            *altered.artifact.named_in(card) = Fact::observed(altered.digest.clone());
+        }
         card.kv_identity = card.identity.digest();
         card.layout_digest = card.layout.digest();
     }
@@ -229,6 +305,14 @@ impl Worker for StandIn {
     type ArtifactStream = Events<ArtifactChunk>;
 
     async fn artifact(&self, request: Request<ArtifactRequest>) -> Reply<Self::ArtifactStream> {
-        self.client.clone().artifact(request).await.map(passed)
+        match &self.artifact {
+            Some(altered) if altered.digest == request.get_ref().digest => {
+                let chunk = ArtifactChunk {
+                    data: altered.bytes.clone().into(),
+                };
+                Ok(Response::new(futures::stream::iter([Ok(chunk)]).boxed()))
+            }
+            _ => self.client.clone().artifact(request).await.map(passed),
+        }
     }
 }
