@@ -201,6 +201,26 @@ impl Digests {
         }
     }
 
+    /// Fetches from the router what these records name; files are not looked at for it.
+    pub(crate) async fn fetch(
+        &mut self,
+        client: &Client,
+        records: &[DecisionRecord],
+    ) -> anyhow::Result<()> {
+        for record in records {
+            let named = (&record.coefficients, &record.policy.digest);
+            if !self.coefficients.contains_key(named.0) {
+                let set = fetched(client, "coefficients", named.0).await?;
+                self.coefficients.insert(named.0.clone(), set);
+            }
+            if !self.policies.contains_key(named.1) {
+                let policy = fetched(client, "policies", named.1).await?;
+                self.policies.insert(named.1.clone(), policy);
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn coefficients(&mut self, digest: &str) -> anyhow::Result<&CoefficientSet> {
         load(&self.roots, "coefficients", digest, &mut self.coefficients)
     }
@@ -208,6 +228,17 @@ impl Digests {
     pub(crate) fn policy(&mut self, digest: &str) -> anyhow::Result<&Policy> {
         load(&self.roots, "policies", digest, &mut self.policies)
     }
+}
+
+async fn fetched<T: DeserializeOwned>(
+    client: &Client,
+    kind: &str,
+    digest: &str,
+) -> anyhow::Result<T> {
+    let path = format!("/v1/{kind}/{digest}");
+    let body = client.get_good(&path).await?;
+    serde_json::from_value(body)
+        .with_context(|| format!("cannot understand {}{path}", client.base()))
 }
 
 fn load<'a, T: DeserializeOwned>(

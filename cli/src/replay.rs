@@ -46,8 +46,13 @@ async fn gather(arguments: &ReplayArguments) -> anyhow::Result<(Vec<DecisionReco
             .chain([arguments.records.state_dir.as_path()]);
         return Ok((all, Digests::new(near)));
     }
-    let all = Records::of(&arguments.records)?.all().await?;
-    Ok((all, Digests::new([arguments.records.state_dir.as_path()])))
+    let records = Records::of(&arguments.records)?;
+    let all = records.all().await?;
+    let mut digests = Digests::new([arguments.records.state_dir.as_path()]);
+    if let Records::Router(client) = &records {
+        digests.fetch(client, &all).await?;
+    }
+    Ok((all, digests))
 }
 
 /// A record that came out otherwise.

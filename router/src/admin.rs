@@ -24,7 +24,7 @@ use crate::fleet::{Workers, listing};
 use crate::learning::Learning;
 use crate::metrics::{Metrics, PathLabels, StateLabels};
 use crate::policy::{ListedPolicy, PolicyFile};
-use crate::records::Records;
+use crate::records::{Named, Records};
 use crate::run::Dispatch;
 use token::Token;
 
@@ -52,6 +52,8 @@ pub fn routes(admin: Arc<Admin>, token: Option<Arc<Token>>) -> Router {
         .route("/v1/decisions", get(decisions))
         .route("/v1/decisions/{run}", get(decision))
         .route("/v1/policies", get(policies))
+        .route("/v1/policies/{digest}", get(policy_of))
+        .route("/v1/coefficients/{digest}", get(coefficients_of))
         .layer(middleware::from_fn_with_state(token, token::require));
     Router::new()
         .route("/healthz", get(async || "ok"))
@@ -139,6 +141,36 @@ async fn fleet(State(admin): State<Arc<Admin>>) -> Response {
 struct Policies {
     policies: Vec<ListedPolicy>,
     refused: Option<String>,
+}
+
+/// `GET /v1/policies/{digest}`: a policy that a record names, whether it is in force or not.
+async fn policy_of(state: State<Arc<Admin>>, digest: Path<String>) -> Response {
+    named(state, Named::Policy, digest).await
+}
+
+/// `GET /v1/coefficients/{digest}`: the constants that a record names.
+async fn coefficients_of(state: State<Arc<Admin>>, digest: Path<String>) -> Response {
+    named(state, Named::Coefficients, digest).await
+}
+
+async fn named(
+    State(admin): State<Arc<Admin>>,
+    kind: Named,
+    Path(digest): Path<String>,
+) -> Response {
+    let read = tokio::task::spawn_blocking(move || admin.records.named(kind, &digest)).await;
+    match read {
+        Ok(Ok(Some(json))) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Ok(Ok(None)) => problem(
+            StatusCode::NOT_FOUND,
+            "no record that is kept names this digest",
+        ),
+        Ok(Err(error)) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &format!("the state folder cannot be read: {error}"),
+        ),
+        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "the read was cut short"),
+    }
 }
 
 async fn policies(State(admin): State<Arc<Admin>>) -> Response {

@@ -451,14 +451,15 @@ impl Inner {
 }
 
 fn empty_fleet(inner: &Inner) -> Fleet {
+    let nothing = Arc::new(CoefficientSet::default());
     let parts = Parts {
         version: inner.version,
         routers: 1,
         levels: &[],
         workers: &[],
         pairs: &Pairs::default(),
-        coefficients: &inner.coefficients,
-        digest: &inner.digest,
+        coefficients: &nothing,
+        digest: &nothing.digest(),
         learnt: &snapshot::Learnt::default(),
         promises: &[],
     };

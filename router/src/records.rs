@@ -42,7 +42,25 @@ pub struct Records {
     queue: Mutex<Option<SyncSender<Box<Material>>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
     metrics: Arc<Metrics>,
+    state: PathBuf,
     pub recent: Arc<Recent>,
+}
+
+/// What records name by digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    Coefficients,
+    Policy,
+}
+
+impl Named {
+    /// The folder beside the records.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Coefficients => "coefficients",
+            Self::Policy => "policies",
+        }
+    }
 }
 
 impl Records {
@@ -84,8 +102,22 @@ impl Records {
             queue: Mutex::new(Some(queue)),
             writer: Mutex::new(Some(thread)),
             metrics,
+            state: state.to_owned(),
             recent,
         })
+    }
+
+    /// The JSON of what records name by `digest`; none where it is not kept. Blocks on the disk.
+    pub fn named(&self, kind: Named, digest: &str) -> io::Result<Option<Vec<u8>>> {
+        if !files::is_digest(digest) {
+            return Ok(None);
+        }
+        let folder = self.state.join(kind.folder());
+        match std::fs::read(folder.join(format!("{digest}.json"))) {
+            Ok(json) => Ok(Some(json)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Never blocks: what does not fit is counted and lost.
@@ -153,11 +185,16 @@ impl Writer {
         self.compare(&record);
         let json: Arc<str> = serde_json::to_string(&record)?.into();
         self.recent.add(RecentRecord::new(&record, json.clone()));
+        if self.files.rotate(json.len() + 1, self.clock.now())? {
+            let oldest = self.files.oldest()?;
+            self.coefficients.next_file(oldest)?;
+            self.policies.next_file(oldest)?;
+        }
         self.coefficients
             .store(&record.coefficients, fleet.coefficients.as_ref())?;
         self.policies
             .store(&record.policy.digest, policy.as_ref())?;
-        self.files.append(json.as_bytes(), self.clock.now())
+        self.files.append(json.as_bytes())
     }
 
     /// How far off the estimate was.

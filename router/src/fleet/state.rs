@@ -322,13 +322,15 @@ impl Tracked {
                 Ok(Change::Load { load_sequence })
             }
             Event::Coefficients(coefficients) => {
-                let coefficients = serde_json::from_str(&coefficients.json).map_err(|source| {
-                    WatchError::Coefficients {
+                let coefficients: WorkerCoefficients = serde_json::from_str(&coefficients.json)
+                    .map_err(|source| WatchError::Coefficients {
                         worker: self.id.clone(),
                         source,
-                    }
-                })?;
-                self.coefficients = Some(coefficients);
+                    })?;
+                // Constants that are no costs would spoil the snapshot of the whole fleet: the last good ones, or the prior, stay.
+                if coefficients.is_sound() {
+                    self.coefficients = Some(coefficients);
+                }
                 Ok(Change::Other)
             }
             Event::Draining(draining) => {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::clock::Moment;
 
@@ -49,18 +50,31 @@ impl RecordFiles {
         Ok(files)
     }
 
-    /// Appends one line.
-    pub fn append(&mut self, line: &[u8], now: Moment) -> io::Result<()> {
-        if self.written > 0 && self.written + line.len() as u64 > self.rotation.bytes {
+    /// Opens the next file where a line of this length would make the present one too long. True: it did.
+    pub fn rotate(&mut self, line: usize, now: Moment) -> io::Result<bool> {
+        let full = self.written > 0 && self.written + line as u64 > self.rotation.bytes;
+        if full {
             self.file.flush()?;
             self.file = create(&self.folder, now)?;
             self.written = 0;
             self.prune()?;
         }
+        Ok(full)
+    }
+
+    /// Appends one line.
+    pub fn append(&mut self, line: &[u8]) -> io::Result<()> {
         self.file.write_all(line)?;
         self.file.write_all(b"\n")?;
         self.written += line.len() as u64 + 1;
         Ok(())
+    }
+
+    /// When the oldest file that is kept was begun, by its name: before anything that its records name was stored.
+    pub fn oldest(&self) -> io::Result<Option<SystemTime>> {
+        let files = record_files(&self.folder)?;
+        let stem = files.first().and_then(|file| file.file_stem()?.to_str());
+        Ok(stem.and_then(begun))
     }
 
     /// Readers see all that was appended.
@@ -69,7 +83,9 @@ impl RecordFiles {
     }
 
     fn prune(&mut self) -> io::Result<()> {
-        prune(&self.folder, "jsonl", self.rotation.files)
+        let files = record_files(&self.folder)?;
+        let beyond = files.len().saturating_sub(self.rotation.files);
+        files.iter().take(beyond).try_for_each(std::fs::remove_file)
     }
 }
 
@@ -87,20 +103,34 @@ fn create(folder: &Path, now: Moment) -> io::Result<BufWriter<File>> {
     Ok(BufWriter::new(file))
 }
 
-/// Deletes the oldest files of this extension beyond `keep`, by name.
-fn prune(folder: &Path, extension: &str, keep: usize) -> io::Result<()> {
+/// The time that a file's name says; none where somebody else named it.
+fn begun(stem: &str) -> Option<SystemTime> {
+    let time = jiff::civil::DateTime::strptime("%Y%m%dT%H%M%S%.fZ", stem).ok()?;
+    let zoned = time.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    Some(SystemTime::from(zoned.timestamp()))
+}
+
+/// Oldest first.
+fn record_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    files_of(folder, "jsonl")
+}
+
+fn files_of(folder: &Path, extension: &str) -> io::Result<Vec<PathBuf>> {
     let mut names: Vec<PathBuf> = std::fs::read_dir(folder)?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|found| found == extension))
         .collect();
     names.sort();
-    for path in names.iter().take(names.len().saturating_sub(keep)) {
-        std::fs::remove_file(path)?;
-    }
-    Ok(())
+    Ok(names)
 }
 
-/// A folder of `<digest>.json`, each written once.
+/// What a digest looks like: nothing else becomes a file name.
+pub fn is_digest(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// A folder of `<digest>.json`, each written once and touched once per record file that names it: what no kept file can name is
+/// deleted.
 #[derive(Debug)]
 pub struct DigestFolder {
     folder: PathBuf,
@@ -115,13 +145,30 @@ impl DigestFolder {
         }
     }
 
+    /// A new record file begins: what it names is touched anew, and what was last touched before `oldest` is deleted.
+    pub fn next_file(&mut self, oldest: Option<SystemTime>) -> io::Result<()> {
+        self.known.clear();
+        let Some(oldest) = oldest else { return Ok(()) };
+        for file in files_of(&self.folder, "json")? {
+            if std::fs::metadata(&file)?.modified()? < oldest {
+                std::fs::remove_file(&file)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes it unless it is there. Whole or not at all.
     pub fn store(&mut self, digest: &str, value: &impl serde::Serialize) -> io::Result<()> {
         if self.known.contains(digest) {
             return Ok(());
         }
         let path = self.folder.join(format!("{digest}.json"));
-        if !path.exists() {
+        if path.exists() {
+            File::options()
+                .append(true)
+                .open(&path)?
+                .set_modified(SystemTime::now())?;
+        } else {
             let partial = self
                 .folder
                 .join(format!("{digest}.{}.partial", std::process::id()));
@@ -156,9 +203,14 @@ mod tests {
         let at = |second: u64| Moment(1_764_438_300_000_000 + second * 1_000_000);
         let mut files = RecordFiles::open(folder.path().to_owned(), rotation, at(0)).unwrap();
         for second in 1..6 {
-            files.append(b"0123456789", at(second)).unwrap();
+            files.rotate(10, at(second)).unwrap();
+            files.append(b"0123456789").unwrap();
         }
         files.flush().unwrap();
+        assert_eq!(
+            files.oldest().unwrap(),
+            Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_764_438_304))
+        );
         assert_eq!(
             names(folder.path()),
             [
@@ -185,5 +237,37 @@ mod tests {
             std::fs::read_to_string(folder.path().join("ab.json")).unwrap(),
             "kept"
         );
+    }
+
+    #[test]
+    fn what_no_kept_record_can_name_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut digests = DigestFolder::new(folder.path().to_owned());
+        let age = |name: &str, by: u64| {
+            let file = File::options()
+                .append(true)
+                .open(folder.path().join(name))
+                .unwrap();
+            let then = SystemTime::now() - std::time::Duration::from_secs(by);
+            file.set_modified(then).unwrap();
+        };
+        let minute_ago = Some(SystemTime::now() - std::time::Duration::from_secs(60));
+        for digest in ["aa", "bb", "cc"] {
+            digests.store(digest, &1).unwrap();
+            age(&format!("{digest}.json"), 100);
+        }
+        // Named again by a newer file.
+        digests.next_file(None).unwrap();
+        digests.store("bb", &1).unwrap();
+        digests.next_file(minute_ago).unwrap();
+        assert_eq!(names(folder.path()), ["bb.json"]);
+    }
+
+    #[test]
+    fn only_a_digest_becomes_a_file_name() {
+        assert!(is_digest("00ff"));
+        for text in ["", "..", "../etc", "ab.json", &"0".repeat(65)] {
+            assert!(!is_digest(text), "{text}");
+        }
     }
 }

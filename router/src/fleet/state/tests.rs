@@ -193,3 +193,25 @@ fn a_worker_under_another_name_and_one_without_a_card_are_refused() {
         .to_string();
     assert!(error.contains("worker d calls itself other"), "{error}");
 }
+
+#[test]
+fn constants_that_are_no_costs_are_not_taken() {
+    let mut bench = Bench::new();
+    bench.snapshot(1, &[]);
+    let mut sound = baton_placement::calibration::built_in("h100-8b-tp1").unwrap();
+    let send = |bench: &mut Bench, coefficients: &WorkerCoefficients| {
+        let json = serde_json::to_string(coefficients).unwrap();
+        let event = watch_event::Event::Coefficients(wire::Coefficients { json });
+        bench.send(1, 2, event).unwrap();
+    };
+    send(&mut bench, &sound);
+    assert_eq!(bench.worker.coefficients, Some(sound));
+    let good = sound;
+    sound.d1 = -0.5;
+    send(&mut bench, &sound);
+    assert_eq!(
+        bench.worker.coefficients,
+        Some(good),
+        "the last good ones stay"
+    );
+}
