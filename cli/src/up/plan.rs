@@ -144,11 +144,15 @@ pub(crate) fn worker_configuration(
     if let Some(bytes) = spec.kv_pool.bytes {
         kv_pool["bytes"] = bytes.into();
     }
-    let topology: Vec<Value> = spec
-        .topology
-        .path()
-        .map(|(level, domain)| json!({ "level": level, "domain": domain }))
-        .collect();
+    let declared: Vec<_> = spec.topology.path().collect();
+    let topology: Vec<Value> = match declared.as_slice() {
+        // All that is started here runs here.
+        [] => vec![json!({ "level": "host", "domain": "localhost" })],
+        declared => declared
+            .iter()
+            .map(|(level, domain)| json!({ "level": level, "domain": domain }))
+            .collect(),
+    };
     let mut configuration = json!({
         "name": worker.name,
         "pool": pool.metadata.name,
@@ -280,6 +284,23 @@ mod tests {
                 "drainTimeoutSeconds": DRAIN_SECONDS, "tpotObjectiveMilliseconds": 60,
             })
         );
+    }
+
+    #[test]
+    fn workers_that_are_told_no_place_share_this_host() {
+        let resources = resources(
+            "  engine: {type: Builtin}",
+            "uri: \"builtin://tiny?seed=7\"",
+        );
+        let workers = workers(&resources).unwrap();
+        for worker in &workers {
+            let configuration =
+                worker_configuration(worker, &resources, Some(&Weights::Tiny { seed: 7 }));
+            assert_eq!(
+                configuration["topology"],
+                json!([{"level": "host", "domain": "localhost"}])
+            );
+        }
     }
 
     #[test]
