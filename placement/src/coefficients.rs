@@ -71,8 +71,8 @@ impl WorkerCoefficients {
         sound(&values)
             && sound(&self.upper.prefill)
             && sound(&self.upper.decode)
-            && self.a.max(self.floor) + self.b > 0.0
-            && self.d0 + self.d1 > 0.0
+            && self.a.max(self.floor) + self.b + self.k > 0.0
+            && self.d0 + self.d1 + self.d2 > 0.0
     }
 }
 
