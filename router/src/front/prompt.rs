@@ -44,7 +44,7 @@ impl Asked {
             Self::Chat(request) => {
                 let refused = |error| refusal(error, "messages");
                 let text = model.render(request, now).map_err(refused)?;
-                check_length(model, &text, max_context)?;
+                check_length("messages", model, &text, max_context)?;
                 let tokens = model
                     .encode(&text, request.add_special_tokens)
                     .map_err(refused)?;
@@ -53,7 +53,7 @@ impl Asked {
             Self::Completion(request) => {
                 let tokens = match &request.prompt {
                     Prompt::Text(text) => {
-                        check_length(model, text, max_context)?;
+                        check_length("prompt", model, text, max_context)?;
                         model
                             .encode(text, request.add_special_tokens)
                             .map_err(|error| refusal(error, "prompt"))?
@@ -81,10 +81,16 @@ impl Asked {
 }
 
 /// Refuses what cannot fit before it is tokenised: megabytes of text take seconds.
-fn check_length(model: &ModelText, text: &str, max_context: u32) -> Result<(), ApiError> {
+fn check_length(
+    field: &str,
+    model: &ModelText,
+    text: &str,
+    max_context: u32,
+) -> Result<(), ApiError> {
     let least = model.least_tokens(text);
     if usize::try_from(max_context).is_ok_and(|max_context| least > max_context) {
-        return Err(prompt_too_long(&format!("at least {least}"), max_context));
+        let tokens = format!("at least {least}");
+        return Err(prompt_too_long(field, &tokens, max_context));
     }
     Ok(())
 }

@@ -12,6 +12,16 @@ pub enum DefaultBudget {
     Sixteen,
 }
 
+impl DefaultBudget {
+    /// Where the prompt is in a request of the kind that has this default.
+    fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Rest => "messages",
+            Self::Sixteen => "prompt",
+        }
+    }
+}
+
 /// Tokens to generate after `prompt` tokens, at least 1. `max_context` counts prompt and answer together.
 pub fn token_budget(
     parameters: &Parameters,
@@ -24,7 +34,11 @@ pub fn token_budget(
         .saturating_sub(prompt);
     let rest = u32::try_from(rest).unwrap_or(u32::MAX);
     if rest == 0 {
-        return Err(prompt_too_long(&prompt.to_string(), max_context));
+        return Err(prompt_too_long(
+            default.prompt_field(),
+            &prompt.to_string(),
+            max_context,
+        ));
     }
     let budget = match (parameters.max_tokens, default) {
         (Some(asked), _) if asked > rest => {
@@ -48,11 +62,13 @@ pub fn token_budget(
     Ok(budget)
 }
 
-/// 400 for a prompt that leaves no room for an answer. `tokens`: how many it has, in words if need be.
-pub fn prompt_too_long(tokens: &str, max_context: u32) -> ApiError {
-    too_long(format!(
+/// 400 for a prompt that leaves no room for an answer. `field` is where it is, `tokens` how many it has, in words if need be.
+pub fn prompt_too_long(field: &str, tokens: &str, max_context: u32) -> ApiError {
+    let mut error = too_long(format!(
         "this model's maximum context length is {max_context} tokens, but the prompt has {tokens} tokens and leaves no room for an answer: shorten the prompt"
-    ))
+    ));
+    error.param = Some(field.to_owned());
+    error
 }
 
 fn too_long(message: String) -> ApiError {

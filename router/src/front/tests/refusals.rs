@@ -59,7 +59,12 @@ async fn requests_that_cannot_be_served_name_what_is_wrong() {
         ),
         (
             chat(&json!({"messages": [{"role": "user", "content": long}]})),
-            (400, INVALID, None, Some("context_length_exceeded")),
+            (
+                400,
+                INVALID,
+                Some("messages"),
+                Some("context_length_exceeded"),
+            ),
         ),
         (
             chat(&json!({"max_tokens": 96})),
@@ -132,7 +137,12 @@ async fn a_prompt_that_is_too_long_is_told_both_numbers() {
     let reply = refused(
         setup(),
         request,
-        (400, INVALID, None, Some("context_length_exceeded")),
+        (
+            400,
+            INVALID,
+            Some("prompt"),
+            Some("context_length_exceeded"),
+        ),
     )
     .await;
     let message = reply.json()["error"]["message"]
@@ -150,7 +160,12 @@ async fn a_prompt_that_is_hopelessly_long_is_refused_without_being_tokenised() {
     let reply = refused(
         setup(),
         completion(&json!({"prompt": "x".repeat(3_000_000)})),
-        (400, INVALID, None, Some("context_length_exceeded")),
+        (
+            400,
+            INVALID,
+            Some("prompt"),
+            Some("context_length_exceeded"),
+        ),
     )
     .await;
     assert!(
