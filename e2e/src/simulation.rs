@@ -238,9 +238,7 @@ impl Simulation {
         };
         let kind = match run.plan {
             Plan::Local { .. } => RequestKind::Generate,
-            Plan::Remote { .. } => RequestKind::Receive {
-                first_token_by_prefill: self.first_token == FirstToken::Prefill,
-            },
+            Plan::Remote { .. } => RequestKind::Receive,
         };
         self.router.dispatched(number, &run.plan, &arrival);
         self.submit(number, run.plan.decode(), &run, "decode", kind);

@@ -36,11 +36,8 @@ impl Engine {
             pinned: sequence.opens_lease(),
         };
         let mut reservation = None;
-        if let RequestKind::Receive {
-            first_token_by_prefill,
-        } = sequence.request.kind
-        {
-            let reserved = self.reserve_for_handoff(&sequence, !first_token_by_prefill)?;
+        if sequence.request.kind == RequestKind::Receive {
+            let reserved = self.reserve_for_handoff(&sequence)?;
             sequence.cached_tokens = reserved.cached_tokens();
             sequence.admission.cached_tokens = reserved.cached_tokens();
             sequence.admission.blocks = reserved.blocks().len();
@@ -128,11 +125,7 @@ impl Engine {
         Ok(())
     }
 
-    fn reserve_for_handoff(
-        &self,
-        sequence: &Sequence,
-        leave_last: bool,
-    ) -> Result<Reservation, Refused> {
+    fn reserve_for_handoff(&self, sequence: &Sequence) -> Result<Reservation, Refused> {
         if !self.scheduler.has_seat() {
             return Err(Refused {
                 reason: Refusal::QueueFull,
@@ -148,7 +141,9 @@ impl Engine {
             tokens: &sequence.history,
             scope: &sequence.request.scope,
             room: sequence.room(pool.store().geometry().block_size),
-            leave_last,
+            // Should the hand-off fail, the last prompt token is computed here, and must not be written into a block that others
+            // read. It costs moving one block when all of the prompt is cached.
+            leave_last: true,
         })
         .map_err(|full| Refused {
             reason: Refusal::PoolFull,

@@ -36,10 +36,7 @@ pub enum RequestKind {
     /// Prefill, held under a lease for a reader.
     Prefill(PrefillTerms),
     /// Decode, after KV from elsewhere. Memory is reserved at once or the request is refused.
-    Receive {
-        /// The first token comes with the KV; otherwise the last prompt token is computed here.
-        first_token_by_prefill: bool,
-    },
+    Receive,
 }
 
 /// Terms of a prefill for somebody else.

@@ -69,7 +69,7 @@ impl Sequence {
                 let last = self.request.generated + 1 >= self.request.stopping.max_tokens;
                 !(terms.sample_first && last)
             }
-            RequestKind::Generate | RequestKind::Receive { .. } => false,
+            RequestKind::Generate | RequestKind::Receive => false,
         }
     }
 
@@ -77,7 +77,7 @@ impl Sequence {
     pub(super) fn wants_output(&self) -> bool {
         match &self.request.kind {
             RequestKind::Prefill(terms) => terms.sample_first,
-            RequestKind::Generate | RequestKind::Receive { .. } => true,
+            RequestKind::Generate | RequestKind::Receive => true,
         }
     }
 
@@ -85,7 +85,7 @@ impl Sequence {
     pub(super) fn room(&self, block_size: usize) -> usize {
         match &self.request.kind {
             RequestKind::Prefill(_) => 0,
-            RequestKind::Generate | RequestKind::Receive { .. } => {
+            RequestKind::Generate | RequestKind::Receive => {
                 let left = self
                     .request
                     .stopping

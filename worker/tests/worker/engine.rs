@@ -245,9 +245,7 @@ fn a_full_queue_and_a_full_pool_refuse_with_a_time_to_come_back() {
     assert_eq!(refused.reason, Refusal::QueueFull);
     assert!(refused.retry_after >= 50);
     let mut handed = request(98, 200, 4);
-    handed.kind = RequestKind::Receive {
-        first_token_by_prefill: true,
-    };
+    handed.kind = RequestKind::Receive;
     let first = engine.submit(handed.clone(), 0.0).unwrap();
     handed.tokens[0] += 1;
     let refused = engine.submit(handed, 0.0).unwrap_err();
@@ -262,9 +260,7 @@ fn an_operation_ends_at_its_deadline_wherever_it_is() {
     late.deadline = Some(5.0);
     let mut held = request(1, 30, 300);
     held.deadline = Some(5.0);
-    held.kind = RequestKind::Receive {
-        first_token_by_prefill: true,
-    };
+    held.kind = RequestKind::Receive;
     engine.submit(late, 0.0).unwrap();
     let held = engine.submit(held, 0.0).unwrap();
     engine.step(1.0);

@@ -128,9 +128,7 @@ async fn begin(
     let operation = start.operation.clone().unwrap_or_default();
     daemon.admit(&operation, Role::Decode)?;
     let kind = if start.handoff {
-        RequestKind::Receive {
-            first_token_by_prefill: start.first_token_by_prefill,
-        }
+        RequestKind::Receive
     } else {
         RequestKind::Generate
     };
