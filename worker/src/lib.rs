@@ -1,4 +1,18 @@
 //! The daemon of a GPU pod: engines, KV pool, leases, transports, registration.
+//!
+//! From the outside in:
+//! - [`serve`]: the process. gRPC service, admin port, the one compute thread, what it registers and reports. [`config`]: what it is told.
+//! - [`engine`]: sequences from admission to their last token, driven by `step()`: by the compute thread here, by a simulated clock
+//!   in simulations. `engine::scheduler` decides what each step computes, and is pure.
+//! - [`model`]: what a step computes: `Builtin` (GGUF on the processor), `tiny` (the same code, random weights), `Simulated`.
+//!   [`sampling`]: from logits to a token.
+//! - [`kv`]: blocks, their owners, the prefix cache, leases, and `kv::intake`, which proves what was handed over.
+//! - [`transport`]: how blocks move between workers, one trait with one conformance suite.
+//!
+//! What holds: one thread computes; a sequence's tokens do not depend on what is computed beside it; a block is free only when no
+//! request and no transfer refers to it; nothing that came from a peer is used before it is proven.
+//!
+//! What is absent: Kubernetes, placement of requests (the cost formulas are `baton_placement`'s), text, `unsafe`.
 
 pub mod config;
 pub mod engine;
