@@ -1,3 +1,5 @@
+//! What is drawn, from which tokens, and that it is drawn the same again.
+
 use proptest::prelude::*;
 
 use super::*;

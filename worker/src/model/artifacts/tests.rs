@@ -1,3 +1,5 @@
+//! Tokenizers and templates that models hand to routers.
+
 use tokenizers::Tokenizer;
 
 use super::*;

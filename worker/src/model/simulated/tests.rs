@@ -1,3 +1,5 @@
+//! Tokens that depend on the KV that was read, and durations that follow the cost formulas.
+
 use super::super::SequenceKey;
 use super::*;
 use crate::kv::store::Geometry;

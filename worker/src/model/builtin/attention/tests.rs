@@ -1,3 +1,5 @@
+//! Attention against the plain formula.
+
 use super::*;
 use crate::kv::store::Geometry;
 

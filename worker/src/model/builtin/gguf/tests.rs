@@ -1,3 +1,5 @@
+//! Files as they should be, and every way in which they are not.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The whole model: chunks, batches and reused blocks change nothing, and bad batches are refused.
+
 use super::super::super::{SequenceKey, tiny};
 use super::*;
 use crate::kv::store::{BlockId, Geometry};

@@ -1,3 +1,5 @@
+//! Products against the plain formula, and each row of them alone.
+
 use super::*;
 
 // Values in ±1 that a linear congruential generator gives; the tests need spread, not quality.
