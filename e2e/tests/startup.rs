@@ -246,3 +246,166 @@ fn wrong_usage_ends_with_two() -> Result<()> {
     }
     Ok(())
 }
+
+/// How a program alone ended: it must end by itself.
+fn alone(program: &str, folder: &Path, arguments: &[&str]) -> Result<Refusal> {
+    let mut process = Process::start(program, folder, arguments, &[])?;
+    let status = process.wait(SOON)?;
+    Ok(Refusal {
+        code: status.code(),
+        said: process.errors(),
+        shown: process.output(),
+    })
+}
+
+fn worker(folder: &Path, source: &serde_json::Value, more: &[&str]) -> Result<Refusal> {
+    let config = serde_json::json!({
+        "name": "w", "pool": "decode", "role": "Decode",
+        "model": {"name": "tiny", "source": source},
+        "engine": {"type": "Builtin"},
+        "kvPool": {"blocks": 64},
+    });
+    let file = folder.join("worker.json");
+    std::fs::write(&file, config.to_string())?;
+    let mut arguments = vec!["serve", "--config", text(&file)?];
+    arguments.extend_from_slice(more);
+    for flag in ["--control", "--transfer", "--admin"] {
+        if !more.contains(&flag) {
+            arguments.extend_from_slice(&[flag, "127.0.0.1:0"]);
+        }
+    }
+    alone("baton-worker", folder, &arguments)
+}
+
+#[test]
+fn a_worker_names_the_port_that_is_in_use() -> Result<()> {
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let tiny = serde_json::json!({"builtin": {"name": "tiny", "seed": 1}});
+    for flag in ["--control", "--transfer", "--admin"] {
+        let folder = tempfile::tempdir()?;
+        worker(folder.path(), &tiny, &[flag, &address])?.expect(1, &[&address, "in use"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_names_the_model_file_that_it_cannot_load() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let corrupt = folder.path().join("corrupt.gguf");
+    std::fs::write(&corrupt, b"GGUF and nothing that follows from it")?;
+    for (path, name) in [
+        (Path::new("/nowhere/model.gguf"), "/nowhere/model.gguf"),
+        (corrupt.as_path(), "corrupt.gguf"),
+    ] {
+        let source = serde_json::json!({"path": path});
+        let refusal = worker(folder.path(), &source, &[])?;
+        ensure!(
+            refusal.code.is_some_and(|code| code == 1 || code == 2),
+            "{name}: {:?}",
+            refusal.code
+        );
+        refusal.expect(refusal.code.unwrap_or(0), &[name])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_router_names_the_file_the_port_or_the_folder_that_it_cannot_use() -> Result<()> {
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let taken = taken.local_addr()?.to_string();
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, contents: &str| -> Result<String> {
+        let path = folder.path().join(name);
+        std::fs::write(&path, contents)?;
+        Ok(text(&path)?.to_owned())
+    };
+    let workers = file("workers.json", "[]")?;
+    let policies = file(
+        "policies.json",
+        r#"[{"name": "p", "model": "m", "decodePools": ["decode"]}]"#,
+    )?;
+    let broken = file("broken.json", "[{]")?;
+    let misspelt = file(
+        "misspelt.json",
+        r#"[{"name": "p", "model": "m", "decodePools": ["decode"], "moed": "Aggregated"}]"#,
+    )?;
+    let state = text(&folder.path().join("state"))?.to_owned();
+    let free = "127.0.0.1:0";
+    for (listen, admin, policy_file, workers_file, state_dir, code, words) in [
+        (
+            &*taken,
+            free,
+            &policies,
+            &workers,
+            &state,
+            1,
+            [&*taken, "in use"],
+        ),
+        (
+            free,
+            &*taken,
+            &policies,
+            &workers,
+            &state,
+            1,
+            [&*taken, "in use"],
+        ),
+        (
+            free,
+            free,
+            &broken,
+            &workers,
+            &state,
+            2,
+            ["broken.json", "policy"],
+        ),
+        (
+            free,
+            free,
+            &misspelt,
+            &workers,
+            &state,
+            2,
+            ["misspelt.json", "moed"],
+        ),
+        (
+            free,
+            free,
+            &policies,
+            &broken,
+            &state,
+            2,
+            ["broken.json", "workers"],
+        ),
+        // A file where the folder should be.
+        (
+            free,
+            free,
+            &policies,
+            &workers,
+            &workers,
+            1,
+            ["workers.json", "state"],
+        ),
+    ] {
+        alone(
+            "baton-router",
+            folder.path(),
+            &[
+                "--listen",
+                listen,
+                "--admin",
+                admin,
+                "--policy-file",
+                policy_file,
+                "--workers-file",
+                workers_file,
+                "--state-dir",
+                state_dir,
+            ],
+        )?
+        .expect(code, &words)?;
+    }
+    Ok(())
+}

@@ -1,4 +1,4 @@
-//! What a router knows of its fleet and learns about it, in simulated time: production snapshots, placement and calibration.
+//! What a router knows of its fleet and learns about it, in simulated time: production placement, calibration and reckoning.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +16,21 @@ use baton_placement::fleet::{
 use baton_placement::place::{Decision, Plan, Request, place};
 use baton_placement::policy::{FirstToken, Overrides, Policy, Pooling};
 use baton_placement::rng::Rng;
-use baton_protocol::ids::Incarnation;
+use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire;
+use baton_router::fleet::own::{OwnLedger, Ticket};
 
 use super::handoff::Moving;
 use super::worker::{BLOCK_SIZE, BYTES_PER_TOKEN, MAX_SEQUENCES};
 use super::{Arrival, Outcome, blocks_for};
 
 const TRANSPORT: &str = "Tcp";
+/// No worker restarts in simulated time.
+const INCARNATION: Incarnation = Incarnation(1);
+
+fn name(worker: usize) -> WorkerId {
+    worker.to_string().into()
+}
 
 /// What is known of one worker.
 #[derive(Clone, Copy, Debug)]
@@ -33,20 +40,14 @@ struct Known {
     at: f64,
 }
 
-/// Something sent to a worker that its reports may not count yet.
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    worker: usize,
-    dispatch: OwnDispatches,
-    counted_from: Option<u64>,
-}
-
 /// The router's side.
 #[derive(Debug)]
 pub struct Router {
     policy: Policy,
     workers: Vec<Known>,
-    sent: HashMap<usize, Vec<Sent>>,
+    own: OwnLedger,
+    /// By run: what each of its workers was sent.
+    tickets: HashMap<usize, Vec<(usize, Ticket)>>,
     link: LinkCalibrator,
     tracker: EstimateTracker,
     version: u64,
@@ -70,7 +71,8 @@ impl Router {
         Self {
             policy,
             workers: vec![known; workers],
-            sent: HashMap::new(),
+            own: OwnLedger::default(),
+            tickets: HashMap::new(),
             link: LinkCalibrator::new(link_prior(TRANSPORT)),
             tracker: EstimateTracker::new(),
             version: 0,
@@ -94,14 +96,8 @@ impl Router {
             load: *load,
             at: now,
         };
-        for sent in self.sent.values_mut() {
-            sent.retain(|one| {
-                one.worker != worker
-                    || one
-                        .counted_from
-                        .is_none_or(|from| from > load.load_sequence)
-            });
-        }
+        self.own
+            .reported(&name(worker), INCARNATION, load.load_sequence);
     }
 
     pub(crate) fn place(&mut self, arrival: &Arrival, now: f64, rng: &mut Rng) -> Result<Decision> {
@@ -141,8 +137,8 @@ impl Router {
         for (index, known) in self.workers.iter().enumerate() {
             let blocks = known.load.blocks.unwrap_or_default();
             builder.worker(WorkerEntry {
-                id: index.to_string().into(),
-                incarnation: Incarnation(1),
+                id: name(index),
+                incarnation: INCARNATION,
                 slot: index as u32,
                 pool: if index == 0 { "prefill" } else { "decode" }.to_owned(),
                 state: WorkerState::Ready,
@@ -164,7 +160,7 @@ impl Router {
                     step_remaining: known.load.step_remaining_milliseconds,
                     free_blocks: blocks.free + blocks.cached,
                 },
-                own: self.own(index),
+                own: self.own.sum(&name(index)),
                 indexed_at: known.at,
                 total_blocks: blocks.total,
                 block_size: BLOCK_SIZE,
@@ -177,64 +173,63 @@ impl Router {
         Ok(builder.build()?)
     }
 
-    fn own(&self, worker: usize) -> OwnDispatches {
-        let mut sum = OwnDispatches::default();
-        for sent in self
-            .sent
-            .values()
-            .flatten()
-            .filter(|one| one.worker == worker)
-        {
-            sum.queued_tokens += sent.dispatch.queued_tokens;
-            sum.queued_sequences += sent.dispatch.queued_sequences;
-            sum.sequences += sent.dispatch.sequences;
-            sum.context_tokens += sent.dispatch.context_tokens;
-            sum.blocks += sent.dispatch.blocks;
-        }
-        sum
-    }
-
+    /// As the router's dispatch counts what it sends.
     pub(crate) fn dispatched(&mut self, run: usize, plan: &Plan, arrival: &Arrival) {
         let compute = OwnDispatches {
             queued_tokens: u64::from(arrival.prompt_tokens),
             queued_sequences: 1,
+            ..OwnDispatches::default()
+        };
+        let generate = OwnDispatches {
+            sequences: 1,
+            context_tokens: u64::from(arrival.prompt_tokens),
             blocks: blocks_for(arrival.prompt_tokens),
             ..OwnDispatches::default()
         };
-        let sent = |worker, dispatch| Sent {
-            worker,
-            dispatch,
-            counted_from: None,
-        };
         let list = match *plan {
-            Plan::Local { worker } => vec![sent(worker, compute)],
-            Plan::Remote { prefill, decode } => {
-                let receive = OwnDispatches {
-                    blocks: blocks_for(arrival.prompt_tokens),
-                    ..OwnDispatches::default()
+            Plan::Local { worker } => {
+                let whole = OwnDispatches {
+                    queued_tokens: compute.queued_tokens,
+                    queued_sequences: 1,
+                    ..generate
                 };
-                vec![sent(prefill, compute), sent(decode, receive)]
+                vec![(worker, whole)]
             }
+            Plan::Remote { prefill, decode } => vec![(prefill, compute), (decode, generate)],
         };
-        self.sent.insert(run, list);
+        let tickets = list
+            .into_iter()
+            .map(|(worker, dispatch)| {
+                (
+                    worker,
+                    self.own.dispatch(&name(worker), INCARNATION, dispatch),
+                )
+            })
+            .collect();
+        self.tickets.insert(run, tickets);
     }
 
     pub(crate) fn admitted(&mut self, run: usize, worker: usize, load_sequence: u64) {
-        for sent in self.sent.get_mut(&run).into_iter().flatten() {
-            if sent.worker == worker {
-                sent.counted_from = Some(load_sequence);
+        for (at, ticket) in self.tickets.get(&run).into_iter().flatten() {
+            if *at == worker {
+                self.own.admitted(*ticket, load_sequence);
             }
         }
     }
 
+    /// A worker's part of a run is over.
     pub(crate) fn prefilled(&mut self, run: usize, worker: usize) {
-        if let Some(sent) = self.sent.get_mut(&run) {
-            sent.retain(|one| one.worker != worker);
+        if let Some(tickets) = self.tickets.get_mut(&run) {
+            for (_, ticket) in tickets.extract_if(.., |(at, _)| *at == worker) {
+                self.own.ended(ticket);
+            }
         }
     }
 
     pub(crate) fn ended(&mut self, run: usize) {
-        self.sent.remove(&run);
+        for (_, ticket) in self.tickets.remove(&run).unwrap_or_default() {
+            self.own.ended(ticket);
+        }
     }
 
     pub(crate) fn moved(&mut self, moving: &Moving) {
