@@ -305,7 +305,7 @@ impl<T> Lifecycle<T> {
         Ok(true)
     }
 
-    /// Early reports that still wait. After the end of a run each of them is an illegal event.
+    /// Early reports that still wait. In a run that completed, each of them is an illegal event.
     pub fn deferred(&self) -> usize {
         self.deferred.len()
     }

@@ -165,8 +165,13 @@ impl Progress {
         &self.illegal
     }
 
+    /// Reports that waited in vain for what must precede them. Where a run was cut short, what they waited for may just not have
+    /// been heard any more; only in a completed one does it prove a report wrong.
     pub fn unresolved(&self) -> usize {
-        self.lifecycle.deferred()
+        match self.lifecycle.ended() {
+            Some(State::Completed) => self.lifecycle.deferred(),
+            _ => 0,
+        }
     }
 
     /// Checks that a token is the next one, and keeps it as sent.
@@ -296,6 +301,27 @@ mod tests {
             .take_token(&token(2, 5), &party(), Moment(4))
             .unwrap();
         assert_eq!(progress.sent(), [1, 2]);
+    }
+
+    #[test]
+    fn an_early_report_of_a_run_that_was_cut_short_proves_nothing() {
+        let mut progress = Progress::new(4, Moment(0));
+        progress.begin(Plan::Remote, Moment(1), StateDetail::default());
+        progress.observe(State::KvTransferStarted, Moment(2), StateDetail::default());
+        progress.observe(State::Cancelled, Moment(3), StateDetail::default());
+        assert_eq!((progress.illegal().len(), progress.unresolved()), (0, 0));
+
+        let mut progress = Progress::new(4, Moment(0));
+        progress.begin(Plan::Remote, Moment(1), StateDetail::default());
+        for state in [
+            State::KvTransferCompleted,
+            State::PrefillStarted,
+            State::PrefillCompleted,
+            State::Completed,
+        ] {
+            progress.observe(state, Moment(2), StateDetail::default());
+        }
+        assert_eq!(progress.unresolved(), 1);
     }
 
     #[test]
