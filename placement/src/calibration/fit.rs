@@ -22,6 +22,8 @@ const KEPT: f64 = 4.0;
 const NOISE: f64 = 0.05;
 /// A prior may be off by this factor of itself.
 const PRIOR_SPREAD: f64 = 2.0;
+/// And by this share of what is predicted where it shows: a coefficient whose prior is zero can rise.
+const PRIOR_SHARE: f64 = 0.5;
 /// Of the running spread of relative residuals.
 const SPREAD_STEP: f64 = 0.1;
 /// A sample farther off than this many spreads, and than the share below, is pulled in to there.
@@ -70,13 +72,17 @@ pub(super) struct Fit {
 
 impl Fit {
     /// `scale` are typical feature values, none of them 0.
-    pub(super) fn new(prior: Vector, scale: Vector) -> Self {
-        let typical: f64 = (0..3).map(|i| prior[i] * scale[i]).sum();
+    /// `small` are the features of a small sample, where the first coefficient shows most: it may be off by a share of such a
+    /// sample only. Held against a typical one, it would take up most of what a few long samples surprise with, and every short
+    /// prediction would be wrong by it.
+    pub(super) fn new(prior: Vector, scale: Vector, small: Vector) -> Self {
+        let at = |features: Vector| -> f64 { (0..3).map(|i| prior[i] * features[i]).sum() };
+        let share = [at(small), at(scale), at(scale)].map(|sample| PRIOR_SHARE * sample);
         let mut sums = Sums::default();
         for i in 0..3 {
             let scaled = prior[i] * scale[i];
-            // In relative residuals a coefficient of value v at a typical point weighs v / typical.
-            let deviation = (PRIOR_SPREAD * scaled + 0.5 * typical).max(f64::MIN_POSITIVE);
+            // In relative residuals a coefficient of value v at a point weighs v / what is predicted there.
+            let deviation = (PRIOR_SPREAD * scaled + share[i]).max(f64::MIN_POSITIVE);
             let precision = (NOISE / deviation).powi(2);
             sums.matrix[i][i] = precision;
             sums.vector[i] = precision * scaled;
@@ -251,7 +257,7 @@ mod tests {
     #[test]
     fn exact_samples_give_exact_coefficients() {
         let truth = [5.0, 0.02, 8e-7];
-        let mut fit = Fit::new([10.0, 0.01, 2e-6], [1.0, 1e3, 1e6]);
+        let mut fit = Fit::new([10.0, 0.01, 2e-6], [1.0, 1e3, 1e6], [1.0, 32.0, 512.0]);
         for round in 0..40 {
             let n = 64.0 * f64::from(1 + round % 20);
             let features = [1.0, n, n * n / 2.0 + n * f64::from(round % 3) * 500.0];
@@ -270,7 +276,7 @@ mod tests {
     #[test]
     fn what_samples_do_not_tell_apart_stays_as_the_prior_had_it() {
         // Bytes and descriptors rise together: only their sum is determined.
-        let mut fit = Fit::new([1.0, 2e-6, 0.02], [1.0, 1e6, 10.0]);
+        let mut fit = Fit::new([1.0, 2e-6, 0.02], [1.0, 1e6, 10.0], [1.0, 1e5, 1.0]);
         for round in 1..60 {
             let blocks = f64::from(round % 12 + 1);
             fit.observe(
@@ -291,7 +297,7 @@ mod tests {
 
     #[test]
     fn coefficients_are_never_negative() {
-        let mut fit = Fit::new([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]);
+        let mut fit = Fit::new([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]);
         for round in 1..50 {
             let x = f64::from(round % 7 + 1);
             // Falls with x: the best line has a negative slope.
@@ -306,7 +312,7 @@ mod tests {
 
     #[test]
     fn one_wild_sample_moves_little() {
-        let mut fit = Fit::new([1.0, 1.0, 0.0], [1.0, 10.0, 100.0]);
+        let mut fit = Fit::new([1.0, 1.0, 0.0], [1.0, 10.0, 100.0], [1.0, 1.0, 1.0]);
         for round in 1..40 {
             let x = f64::from(round % 9 + 1);
             fit.observe(0, [1.0, x, 0.0], 2.0 + 3.0 * x);

@@ -24,6 +24,7 @@ impl LinkCalibrator {
             fit: Fit::new(
                 [prior.alpha, prior.per_byte, prior.per_descriptor],
                 [1.0, 1e7, 64.0],
+                [1.0, 1e5, 1.0],
             ),
             ratios: RatioQuantile::default(),
             synchronization: prior.synchronization,

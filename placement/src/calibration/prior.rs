@@ -1,6 +1,7 @@
 //! Where fitting starts: published fits per accelerator and model, or a short self-measurement at worker start.
 
 use super::fit::Fit;
+use super::worker::{DECODE_SCALE, DECODE_SMALL, PREFILL_SCALE, PREFILL_SMALL};
 use crate::coefficients::{
     LinkCoefficients, PhaseFactors, PhaseSamples, UNMEASURED_UPPER, WorkerCoefficients,
 };
@@ -91,12 +92,14 @@ pub fn measured(
     let per_token = longest.milliseconds / f64::from(longest.tokens);
     let mut prefill_fit = Fit::new(
         [per_token, per_token * 0.9, per_token * 1e-4],
-        [1.0, 1e3, 1e6],
+        PREFILL_SCALE,
+        PREFILL_SMALL,
     );
     let step = widest.milliseconds;
     let mut decode_fit = Fit::new(
         [step * 0.9, step * 0.05, step * 1e-5],
-        [1.0, 16.0, 16_384.0],
+        DECODE_SCALE,
+        DECODE_SMALL,
     );
     // Each step counts several times: what is there has to outweigh the guess it starts from.
     for _ in 0..4 {

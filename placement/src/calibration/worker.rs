@@ -57,11 +57,18 @@ pub struct WorkerCalibrator {
     prior: WorkerCoefficients,
 }
 
+/// [1, n, n·c + n²/2] of a typical and of a small prefill step.
+pub(super) const PREFILL_SCALE: [f64; 3] = [1.0, 1e3, 1e6];
+pub(super) const PREFILL_SMALL: [f64; 3] = [1.0, 32.0, 512.0];
+/// [1, B, S] of a typical and of a small decode step.
+pub(super) const DECODE_SCALE: [f64; 3] = [1.0, 16.0, 16_384.0];
+pub(super) const DECODE_SMALL: [f64; 3] = [1.0, 1.0, 128.0];
+
 impl WorkerCalibrator {
     pub fn new(prior: WorkerCoefficients) -> Self {
         Self {
-            prefill: Fit::new([prior.a, prior.b, prior.k], [1.0, 1e3, 1e6]),
-            decode: Fit::new([prior.d0, prior.d1, prior.d2], [1.0, 16.0, 16_384.0]),
+            prefill: Fit::new([prior.a, prior.b, prior.k], PREFILL_SCALE, PREFILL_SMALL),
+            decode: Fit::new([prior.d0, prior.d1, prior.d2], DECODE_SCALE, DECODE_SMALL),
             floor: prior.floor,
             tiny: None,
             small: None,

@@ -311,3 +311,28 @@ fn every_built_in_prior_is_sound() {
     }
     assert_eq!(built_in("abacus"), None);
 }
+
+#[test]
+fn a_few_slow_long_prompts_do_not_make_short_ones_slow() {
+    // A processor that others use too: three long prompts take twice as long as alone.
+    let prior = coefficients([3.0, 3.1, 0.007, 0.0, 18.0, 3.0, 0.001]);
+    let mut calibrator = WorkerCalibrator::new(prior);
+    let alone = WorkerCalibrator::new(prior);
+    let prompt = |tokens: u32, cached: u32| {
+        let mut step = StepShape::default();
+        step.add_chunk(tokens, cached);
+        step
+    };
+    for tokens in [390, 256, 390] {
+        let step = prompt(tokens, 0);
+        calibrator.observe(&step, 2.0 * alone.predict(&step));
+    }
+    let long = prompt(390, 0);
+    let short = prompt(2, 388);
+    assert!(calibrator.predict(&long) > 1.4 * alone.predict(&long));
+    let ratio = calibrator.predict(&short) / alone.predict(&short);
+    assert!(
+        ratio < 3.0,
+        "a prompt of two uncached tokens is predicted {ratio:.1} times as long"
+    );
+}
