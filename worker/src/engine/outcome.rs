@@ -10,9 +10,11 @@ use crate::model::{Batch, ModelError, Output, SequenceKey, SequenceSlice};
 use crate::sampling::{self, Finish, Sampled};
 
 impl Engine {
-    /// Computes what [`Self::begin`] chose at `now` milliseconds. Load reports go on showing the step until [`Self::step_over`] or
-    /// the next `begin`: modelled time is yet to pass.
-    pub fn compute(&mut self, now: f64) -> StepOutcome {
+    /// Computes what [`Self::begin`] chose at `now` milliseconds. A model that only says how long a step takes has its result at
+    /// once: `pass` is called with that many milliseconds before anybody may see it, so that no block is read, and no token
+    /// sent, before its time. A simulated clock lets it pass afterwards instead. Load reports show the step until
+    /// [`Self::step_over`] or the next `begin`.
+    pub fn compute(&mut self, now: f64, pass: impl FnOnce(f64)) -> StepOutcome {
         let mut events = Vec::new();
         let begun = (self.stopwatch)();
         let result = self.forward();
@@ -20,7 +22,10 @@ impl Engine {
         let mut duration = measured;
         match result {
             Ok((outputs, modelled)) => {
-                duration = modelled.unwrap_or(measured);
+                if let Some(modelled) = modelled {
+                    duration = modelled;
+                    pass(modelled);
+                }
                 self.counters.steps += 1;
                 let shape = self.step_shape();
                 self.fit.observe(&shape, duration);

@@ -180,12 +180,12 @@ impl Compute {
             return next;
         }
         let shape = self.engine.planned();
-        let computed = self.engine.compute(self.now());
-        // Of a simulated model: the work is done at once and takes its time here.
-        let whole = Duration::from_secs_f64(computed.duration.max(0.0) / 1e3);
-        if let Some(rest) = whole.checked_sub(begun_at.elapsed()) {
-            thread::sleep(rest);
-        }
+        let computed = self.engine.compute(self.now(), |modelled| {
+            let whole = Duration::from_secs_f64(modelled.max(0.0) / 1e3);
+            if let Some(rest) = whole.checked_sub(begun_at.elapsed()) {
+                thread::sleep(rest);
+            }
+        });
         self.engine.step_over();
         self.outlets.metrics.step(shape, computed.duration / 1e3);
         let next = computed.next;

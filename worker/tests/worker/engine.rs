@@ -13,6 +13,7 @@ use baton_worker::engine::{
 };
 use baton_worker::kv::clock::ManualClock;
 use baton_worker::kv::{CacheScope, Geometry, KvPool, PoolConfig};
+use baton_worker::model::simulated::{Settings, Simulated};
 use baton_worker::model::{Model, SequenceKey, tiny};
 use baton_worker::sampling::{Finish, Logprobs, Sampling, Stopping};
 use proptest::prelude::*;
@@ -26,7 +27,20 @@ fn engine(blocks: usize, max_batched_tokens: usize) -> Engine {
 }
 
 fn engine_with(blocks: usize, max_batched_tokens: usize, stopwatch: Stopwatch) -> Engine {
-    let model = tiny::model(7);
+    engine_of(
+        Box::new(tiny::model(7)),
+        blocks,
+        max_batched_tokens,
+        stopwatch,
+    )
+}
+
+fn engine_of(
+    model: Box<dyn Model>,
+    blocks: usize,
+    max_batched_tokens: usize,
+    stopwatch: Stopwatch,
+) -> Engine {
     let config = PoolConfig {
         geometry: Geometry {
             block_size: BLOCK,
@@ -45,7 +59,7 @@ fn engine_with(blocks: usize, max_batched_tokens: usize, stopwatch: Stopwatch) -
     )
     .unwrap();
     Engine::new(
-        Box::new(model),
+        model,
         pool,
         EngineConfig {
             limits: Limits {
@@ -277,6 +291,30 @@ fn an_operation_ends_at_its_deadline_wherever_it_is() {
 }
 
 #[test]
+fn nothing_of_a_modelled_step_shows_before_its_time_has_passed() {
+    let settings = Settings::new(built_in("h100-8b-tp1").unwrap(), 1);
+    let mut engine = engine_of(
+        Box::new(Simulated::new(settings).unwrap()),
+        64,
+        2048,
+        Box::new(|| 0.0),
+    );
+    let request = request(0, 80, 10);
+    let (tokens, scope) = (request.tokens.clone(), request.scope.clone());
+    let pool = engine.pool().clone();
+    let computed = || pool.cached_tokens(&tokens, &scope);
+    engine.submit(request, 0.0).unwrap();
+    engine.begin(0.0);
+    let mut passed = 0.0;
+    engine.compute(0.0, |modelled| {
+        assert_eq!(computed(), 0, "its blocks could be read already");
+        passed = modelled;
+    });
+    assert!(passed > 1.0, "{passed} ms");
+    assert!(computed() >= 64);
+}
+
+#[test]
 fn load_counts_what_is_admitted_from_the_report_that_the_admission_names() {
     let mut engine = engine(64, 32);
     let first = engine.board().report(0.0, engine.pool(), false);
@@ -288,7 +326,7 @@ fn load_counts_what_is_admitted_from_the_report_that_the_admission_names() {
     assert_eq!((second.queued_tokens, second.queued_sequences), (80, 1));
     // A step shows while its time passes, modelled time too.
     engine.begin(1.0);
-    engine.compute(1.0);
+    engine.compute(1.0, |_| ());
     let during = engine.board().report(1.5, engine.pool(), false);
     assert_eq!(during.queued_tokens, 80);
     assert!(during.step_remaining_milliseconds > 0.0);
