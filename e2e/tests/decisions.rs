@@ -25,6 +25,7 @@ fn requests_go_where_they_cost_least_and_records_say_why() {
         let idle = a_long_request_on_idle_workers_stays_local(&fleet).await?;
         let remote = a_long_request_beside_decode_everywhere_goes_remote(&fleet).await?;
         let hit = the_same_again_goes_where_its_prefix_is(&fleet, &remote).await?;
+        Box::pin(beside_decode_its_prefix_keeps_it_local(&fleet)).await?;
         the_remote_record_is_whole(&remote)?;
         for record in [&short, &idle, &remote, &hit] {
             the_record_is_as_documented(record)?;
@@ -168,6 +169,23 @@ async fn the_same_again_goes_where_its_prefix_is(fleet: &Fleet, first: &Record) 
         "prefill {here} ms here, {elsewhere} ms elsewhere"
     );
     Ok(record)
+}
+
+/// What went remote beside decode now stays: hardly anything of it is left to compute.
+async fn beside_decode_its_prefix_keeps_it_local(fleet: &Fleet) -> Result<()> {
+    fleet.idle(SOON).await?;
+    let streams = everyone_generates(fleet).await?;
+    let answer = Ask::ids(MODEL, &long_prompt(), 8).send(&fleet.api).await?;
+    drop(streams);
+    let record = record(fleet, &answer).await?;
+    ensure!(
+        record.kind()? == "Local" && answer.cached_tokens > answer.output.prompt_tokens / 2,
+        "{} tokens were cached, but {}: {}",
+        answer.cached_tokens,
+        record.text("explanation"),
+        record.0["candidates"]
+    );
+    Ok(())
 }
 
 fn the_remote_record_is_whole(record: &Record) -> Result<()> {
