@@ -21,8 +21,10 @@ test: ## everything that must pass
 	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
 	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
 
-bench: ## what it costs, as ratios to this machine's limits
-	$(CARGO) bench --locked -p baton-protocol -p baton-placement -p baton-worker --benches
+bench: ## what a block, a decision and a token cost; docs/benchmarks.md
+	$(CARGO) bench --locked -p baton-protocol --bench blocks
+	$(CARGO) bench --locked -p baton-placement --bench decisions
+	$(CARGO) bench --locked -p baton-worker --bench builtin
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check
