@@ -51,6 +51,8 @@ pub(crate) async fn ask(arguments: AskArguments) -> anyhow::Result<Verdict> {
         .iter()
         .map(|mode| ("x-baton-mode", mode.as_str()))
         .collect();
+    // A token that cannot be read is said before the answer is made, not instead of it.
+    let records = Records::of(&arguments.records)?;
     let mut events = match client
         .stream("/v1/chat/completions", &headers, &body)
         .await?
@@ -86,7 +88,7 @@ pub(crate) async fn ask(arguments: AskArguments) -> anyhow::Result<Verdict> {
             usage = event["usage"].clone();
         }
     }
-    let record = wait_for_record(&Records::of(&arguments.records)?, &run, RECORD_WAIT).await;
+    let record = wait_for_record(&records, &run, RECORD_WAIT).await;
     if table {
         terminal::line("")?;
         terminal::line("")?;

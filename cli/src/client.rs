@@ -39,6 +39,12 @@ pub(crate) fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     if token.is_empty() {
         return Err(wrong_input(format!("{} holds no token", file.display())));
     }
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(wrong_input(format!(
+            "{} holds more than a token: write one line of visible ASCII characters",
+            file.display()
+        )));
+    }
     Ok(Some(token.to_owned()))
 }
 

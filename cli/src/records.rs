@@ -124,21 +124,22 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<DecisionRecord>> {
         .map_err(|error| wrong_input(format!("cannot read {}: {error}", file.display())))?;
     let mut reader = BufReader::new(open);
     let mut records = Vec::new();
-    let mut line = String::new();
+    // Bytes, since a line that is being written may end inside a character.
+    let mut line = Vec::new();
     for number in 1_usize.. {
         line.clear();
         let length = reader
-            .read_line(&mut line)
+            .read_until(b'\n', &mut line)
             .with_context(|| format!("cannot read {}", file.display()))?;
         if length == 0 {
             break;
         }
-        if line.trim().is_empty() {
+        if line.trim_ascii().is_empty() {
             continue;
         }
-        match serde_json::from_str(&line) {
+        match serde_json::from_slice(&line) {
             Ok(record) => records.push(record),
-            Err(_) if !line.ends_with('\n') => break,
+            Err(_) if !line.ends_with(b"\n") => break,
             Err(error) => {
                 return Err(wrong_input(format!(
                     "{}:{number}: not a decision record: {error}",
@@ -153,8 +154,9 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<DecisionRecord>> {
 /// Newest files first, so that a run of today is found without reading all days. Only lines that hold the id are parsed.
 fn find_in_files(state_dir: &Path, run: &str) -> anyhow::Result<Option<DecisionRecord>> {
     for file in files(state_dir)?.into_iter().rev() {
-        let text = std::fs::read_to_string(&file)
-            .with_context(|| format!("cannot read {}", file.display()))?;
+        let bytes =
+            std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = String::from_utf8_lossy(&bytes);
         let found = text
             .lines()
             .rev()
@@ -337,5 +339,18 @@ mod tests {
             error.starts_with("policies/xyz.json is not beside the records"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_last_line_that_ends_inside_a_character_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("decisions")).unwrap();
+        let file = folder.path().join("decisions/1.jsonl");
+        let mut bytes = format!("{}\n{{\"explanation\":\"p →", line("r-1")).into_bytes();
+        bytes.pop();
+        std::fs::write(&file, bytes).unwrap();
+        assert_eq!(read(&file).unwrap().len(), 1);
+        let found = find_in_files(folder.path(), "last").unwrap().unwrap();
+        assert_eq!(found.run.0, "r-1");
     }
 }

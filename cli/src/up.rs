@@ -89,7 +89,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     let cache = model::cache_folder(arguments.cache.as_deref(), |name| std::env::var_os(name))?;
     let weights = tokio::select! {
         weights = obtain(&workers, &resources, &cache) => weights?,
-        () = interrupt.first() => return Ok(Verdict::Good),
+        () = interrupt.first() => return Ok(interrupted(&arguments)),
     };
     let router = router_program(
         &programs,
@@ -138,13 +138,22 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     let outcome = tokio::select! {
         outcome = serve(&arguments, &mut fleet, &policies, listen, client) => outcome,
         error = supervisor.failed() => Err(error),
-        () = interrupt.first() => Ok(Verdict::Good),
+        () = interrupt.first() => Ok(interrupted(&arguments)),
     };
     tokio::select! {
         () = supervisor.end() => {}
         () = async { interrupt.second().await; hurry.cancel(); std::future::pending().await } => {}
     }
     outcome
+}
+
+/// Ending what serves is what an interrupt is for; a check that was cut short has shown nothing.
+fn interrupted(arguments: &UpArguments) -> Verdict {
+    if arguments.check {
+        Verdict::Bad
+    } else {
+        Verdict::Good
+    }
 }
 
 /// Until the check is done, or for ever.

@@ -88,7 +88,8 @@ impl HashKey {
     pub fn from_hex(text: &str) -> Result<Self, MalformedKey> {
         let text = text.trim();
         let mut key = [0; 32];
-        if text.len() != 64 || !text.is_ascii() {
+        // Digits only: the parser below would take a sign for one.
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(MalformedKey);
         }
         for (byte, pair) in key.iter_mut().zip(text.as_bytes().chunks(2)) {
@@ -214,6 +215,7 @@ mod tests {
             "",
             "abcd",
             &"0g".repeat(32),
+            &"+f".repeat(32),
             &"0f".repeat(33),
             &"é".repeat(32),
         ] {
