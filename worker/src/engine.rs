@@ -249,6 +249,8 @@ impl Engine {
         self.scheduler.remove(key);
         self.board.write(self.scheduler.load());
         self.early.retain(|(of, _)| *of != key);
+        // Between `begin` and `compute`: outputs are matched to the plan's slices one by one.
+        self.plan.slices.retain(|slice| slice.key != key);
         self.sequences.all.remove(&key).is_some()
     }
 

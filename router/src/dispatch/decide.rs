@@ -29,6 +29,14 @@ pub struct Spent {
     pub searching_since: Option<Moment>,
 }
 
+impl Spent {
+    /// A worker took the run: what its search has waited does not count against a later one.
+    pub fn search_ended(&mut self) {
+        self.searching_since = None;
+        self.back_offs = 0;
+    }
+}
+
 /// What the policy and the moment allow.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowed {
@@ -272,6 +280,27 @@ mod tests {
             assert!(now.0 < patience * 1_000_000, "{now:?}");
             assert!(tries > 5);
         }
+    }
+
+    #[test]
+    fn a_later_search_has_its_patience_to_itself() {
+        let mut spent = Spent::default();
+        let lost = failure(FailureClass::NoWorker);
+        assert!(matches!(
+            decide(&lost, &mut spent, allowed(), Moment(0)),
+            Next::BackOff(_)
+        ));
+        let much_later = Moment(40_000_000);
+        let mut worn = spent;
+        assert_eq!(
+            decide(&lost, &mut worn, allowed(), much_later),
+            Next::GiveUp
+        );
+        spent.search_ended();
+        assert_eq!(
+            decide(&lost, &mut spent, allowed(), much_later),
+            Next::BackOff(BACK_OFF)
+        );
     }
 
     #[test]

@@ -142,6 +142,11 @@ impl Drive {
                 Ok(prepared) => {
                     let ending = self.perform(prepared).await;
                     self.searching_since = self.shared.clock.now();
+                    // A refusal is part of the search; after anything else the next one has its patience to itself.
+                    if !matches!(&ending, AttemptEnding::Failed(failure) if failure.class == FailureClass::NoWorker)
+                    {
+                        self.spent.search_ended();
+                    }
                     match ending {
                         AttemptEnding::Run(ending) => return ending,
                         AttemptEnding::Failed(failure) => {

@@ -20,6 +20,11 @@ use super::pairs::Pairs;
 use super::state::Tracked;
 use crate::clock::Moment;
 
+/// Loads are clipped here, where a peer's numbers become ours: sums over them cannot overflow, and no report makes a decision
+/// long. Far above what a worker holds.
+const MOST_TOKENS: u64 = 1 << 26;
+const MOST_SEQUENCES: u32 = 1 << 16;
+
 /// A domain path: the value per level, nearest first.
 pub type DomainPath = Vec<Option<String>>;
 
@@ -299,10 +304,10 @@ fn entry(
             .collect(),
         load: ReportedLoad {
             at: tracked.load_at.milliseconds(),
-            queued_tokens: load.queued_tokens,
-            queued_sequences: load.queued_sequences,
-            running_sequences: load.running_sequences,
-            context_tokens: load.context_tokens,
+            queued_tokens: load.queued_tokens.min(MOST_TOKENS),
+            queued_sequences: load.queued_sequences.min(MOST_SEQUENCES),
+            running_sequences: load.running_sequences.min(MOST_SEQUENCES),
+            context_tokens: load.context_tokens.min(MOST_TOKENS),
             step_remaining: load.step_remaining_milliseconds,
             free_blocks: counts.free + counts.cached,
         },

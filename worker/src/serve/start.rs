@@ -187,7 +187,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     let settings = &config.engine;
     let (commands, compute) = compute::spawn(
         engine,
-        (settings.max_sequences + settings.max_waiting) as usize,
+        settings.max_sequences.saturating_add(settings.max_waiting) as usize,
         Outlets {
             coefficients: coefficients.clone(),
             changed: Arc::clone(&changed),

@@ -291,6 +291,53 @@ fn an_operation_ends_at_its_deadline_wherever_it_is() {
 }
 
 #[test]
+fn one_that_is_cancelled_within_a_step_does_not_shift_the_others_results() {
+    let alone = |number| {
+        let mut engine = engine(64, 256);
+        let key = engine.submit(request(number, 40, 4), 0.0).unwrap().key;
+        tokens_of(&mut engine, key)
+    };
+    let mut engine = engine(64, 256);
+    let keys: Vec<_> = (0..3)
+        .map(|number| engine.submit(request(number * 3, 40, 4), 0.0).unwrap().key)
+        .collect();
+    engine.begin(0.0);
+    assert!(engine.cancel(keys[0]));
+    let mut tokens: BTreeMap<SequenceKey, Vec<u32>> = BTreeMap::new();
+    let mut outcome = engine.compute(0.0, |_| ());
+    engine.step_over();
+    loop {
+        for (key, event) in outcome.events {
+            if let EngineEvent::Token { id, .. } = event {
+                tokens.entry(key).or_default().push(id);
+            }
+        }
+        if outcome.next != Next::Again {
+            break;
+        }
+        outcome = engine.step(1.0);
+    }
+    assert_eq!(tokens.get(&keys[0]), None);
+    assert_eq!(tokens[&keys[1]], alone(3));
+    assert_eq!(tokens[&keys[2]], alone(6));
+}
+
+fn tokens_of(engine: &mut Engine, of: SequenceKey) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    loop {
+        let outcome = engine.step(1.0);
+        for (key, event) in outcome.events {
+            if let (true, EngineEvent::Token { id, .. }) = (key == of, event) {
+                tokens.push(id);
+            }
+        }
+        if outcome.next != Next::Again {
+            return tokens;
+        }
+    }
+}
+
+#[test]
 fn nothing_of_a_modelled_step_shows_before_its_time_has_passed() {
     let settings = Settings::new(built_in("h100-8b-tp1").unwrap(), 1);
     let mut engine = engine_of(

@@ -81,6 +81,15 @@ impl Attempt {
                 self.decode = DecodeLeg::Decoding(now);
                 self.deliver(token, &target, now, progress);
             }
+            // A run that is cancelled from here has no stream left to hear it on: this worker is stopping, and the answer is not
+            // complete.
+            Event::Finished(finished) if finished.reason() == wire::FinishReason::Cancelled => {
+                self.fail(Failure::lost(
+                    &target.worker,
+                    "it cancelled the operation by itself",
+                    FailureClass::DecodeLost,
+                ));
+            }
             Event::Finished(finished) => self.finished(finished.reason(), now, progress),
         }
     }

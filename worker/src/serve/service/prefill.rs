@@ -17,6 +17,9 @@ use crate::serve::messages::{self, Dispatch, narrow};
 use crate::serve::operations::Registered;
 use crate::serve::results::{Found, PrefillResult};
 
+/// Milliseconds; the longest that `kvPool.leaseSeconds` may say.
+const LONGEST_LEASE: u64 = 3_600_000;
+
 pub(super) async fn events(
     daemon: &Arc<Daemon>,
     request: wire::PrefillRequest,
@@ -80,7 +83,8 @@ async fn submit(
         lease: LeaseId(lease),
         lease_duration: match request.lease_milliseconds {
             0 => daemon.lease_duration,
-            milliseconds => milliseconds,
+            // What nobody reads is freed by time: a caller cannot ask for longer than a pool could be configured to.
+            milliseconds => milliseconds.min(LONGEST_LEASE),
         },
         skip_blocks: request.skip_blocks,
         sample_first: request.sample_first,
