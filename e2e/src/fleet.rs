@@ -13,6 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::binaries::repository;
+use crate::disaster::is_fresh;
 use crate::http::Client;
 use crate::manifest::Manifest;
 use crate::metrics::Metrics;
@@ -184,7 +185,7 @@ impl Fleet {
         Metrics::parse(&self.admin.get("/metrics").await?.well()?.text())
     }
 
-    /// Waits until no worker runs, queues, leases or quarantines anything, as every worker itself reports.
+    /// Waits until no worker runs, queues, leases or quarantines anything, as every worker itself has just reported.
     ///
     /// # Errors
     /// Something is left after that time, or a block was leaked.
@@ -194,7 +195,13 @@ impl Fleet {
                 .workers(None)
                 .await
                 .map_err(|error| error.to_string())?;
-            let busy: Vec<String> = workers.iter().filter_map(occupied).collect();
+            let stale = workers.iter().filter(|worker| !is_fresh(worker));
+            let stale = stale.map(|worker| format!("{}: no fresh report: {worker}", worker["id"]));
+            let busy: Vec<String> = workers
+                .iter()
+                .filter_map(occupied)
+                .chain(stale)
+                .collect();
             if busy.is_empty() && !workers.is_empty() {
                 Ok(())
             } else {

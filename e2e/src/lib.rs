@@ -5,12 +5,14 @@
 //!
 //! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
 //! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given. [`lone_router`]: a router beside it.
+//! - [`disaster`]: killing and freezing its processes.
 //! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
 //! - [`simulation`]: production engines and placement in simulated time.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
+pub mod disaster;
 pub mod fleet;
 pub mod http;
 pub mod interposer;
