@@ -9,12 +9,19 @@ use baton_e2e::binaries::repository;
 use serde_json::Value;
 
 /// Crates of the workspace that each may name in `[dependencies]` and `[build-dependencies]`.
-const MAY_DEPEND: [(&str, &[&str]); 7] = [
+const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("baton-protocol", &[]),
     ("baton-crds", &["baton-protocol"]),
     ("baton-placement", &["baton-protocol"]),
-    ("baton-worker", &["baton-protocol", "baton-placement"]),
-    ("baton-router", &["baton-protocol", "baton-placement"]),
+    ("baton-system", &[]),
+    (
+        "baton-worker",
+        &["baton-protocol", "baton-placement", "baton-system"],
+    ),
+    (
+        "baton-router",
+        &["baton-protocol", "baton-placement", "baton-system"],
+    ),
     (
         "baton",
         &[
@@ -31,6 +38,7 @@ const MAY_DEPEND: [(&str, &[&str]); 7] = [
             "baton-protocol",
             "baton-crds",
             "baton-placement",
+            "baton-system",
             "baton-worker",
             "baton-router",
             "baton",

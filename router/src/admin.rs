@@ -13,6 +13,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
+use baton_system::threads::Threads;
 use axum::routing::get;
 use baton_placement::estimate::Path as PlanPath;
 use baton_placement::record::Kind;
@@ -43,6 +44,8 @@ pub struct Admin {
     pub records: Arc<Records>,
     pub metrics: Arc<Metrics>,
     pub clock: Clock,
+    /// Where the disk is waited for.
+    pub threads: Threads,
 }
 
 /// The admin port's routes.
@@ -158,7 +161,11 @@ async fn named(
     kind: Named,
     Path(digest): Path<String>,
 ) -> Response {
-    let read = tokio::task::spawn_blocking(move || admin.records.named(kind, &digest)).await;
+    let reader = Arc::clone(&admin);
+    let read = admin
+        .threads
+        .run(move || reader.records.named(kind, &digest))
+        .await;
     match read {
         Ok(Ok(Some(json))) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Ok(Ok(None)) => problem(

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use baton_protocol::hash::HashKey;
-use tokio::net::TcpListener;
+use baton_system::System;
+use baton_system::entropy;
+use baton_system::network::Listener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -43,9 +45,19 @@ fn wrong(error: impl std::fmt::Display) -> WrongInput {
     WrongInput(error.to_string())
 }
 
-/// Runs a router until it is told to end.
+/// Runs a router on this machine until it is told to end by a signal, or by the end of standard input.
 pub async fn run(flags: Flags) -> Result<()> {
-    let clock = Clock::start();
+    let told = until_told(flags.exit_on_stdin_eof);
+    serve_until(flags, System::machine(), Clock::start(), told).await
+}
+
+/// Runs a router on `system` until `told` resolves with the reason to end.
+pub async fn serve_until(
+    flags: Flags,
+    system: System,
+    clock: Clock,
+    told: impl Future<Output = &'static str> + Send + 'static,
+) -> Result<()> {
     let stop = CancellationToken::new();
     let tasks = TaskTracker::new();
 
@@ -68,6 +80,7 @@ pub async fn run(flags: Flags) -> Result<()> {
         clock,
         metrics.clone(),
         learning.clone(),
+        system.threads,
     )?);
     let artifacts = flags.state_dir.join("artifacts");
     std::fs::create_dir_all(&artifacts).with_context(|| {
@@ -77,8 +90,8 @@ pub async fn run(flags: Flags) -> Result<()> {
         )
     })?;
 
-    let public = bind(flags.listen, "--listen").await?;
-    let private = bind(flags.admin, "--admin").await?;
+    let public = bind(&system, flags.listen, "--listen").await?;
+    let private = bind(&system, flags.admin, "--admin").await?;
 
     let workers = Arc::new(Workers::new(
         clock,
@@ -89,7 +102,12 @@ pub async fn run(flags: Flags) -> Result<()> {
         metrics.clone(),
     ));
     let (lists, listed) = watch::channel(list);
-    tasks.spawn(follow::supervise(workers.clone(), listed, stop.clone()));
+    tasks.spawn(follow::supervise(
+        workers.clone(),
+        listed,
+        system.network.clone(),
+        stop.clone(),
+    ));
     tasks.spawn(workers_file.run(lists, stop.clone()));
     tasks.spawn(policies.clone().follow(contents, stop.clone()));
 
@@ -101,10 +119,21 @@ pub async fn run(flags: Flags) -> Result<()> {
         learning: learning.clone(),
         records: records.clone(),
         metrics: metrics.clone(),
-        seed: u64::from_le_bytes(random()?),
+        seed: u64::from_le_bytes(entropy::bytes(&*system.entropy)?),
+        entropy: system.entropy.clone(),
     });
-    let config = flags.front.config(Duration::from_secs(flags.drain_seconds));
-    let front = Front::new(Arc::new(dispatcher.clone()), config.clone(), random()?);
+    let config = FrontConfig {
+        threads: system.threads,
+        ..flags
+            .front
+            .config(Duration::from_secs(flags.drain_seconds))
+    };
+    let front = Front::new(
+        Arc::new(dispatcher.clone()),
+        config.clone(),
+        clock,
+        entropy::bytes(&*system.entropy)?,
+    );
     let admin = Arc::new(Admin {
         dispatch: Arc::new(dispatcher.clone()),
         workers,
@@ -113,6 +142,7 @@ pub async fn run(flags: Flags) -> Result<()> {
         records: records.clone(),
         metrics,
         clock,
+        threads: system.threads,
     });
     info!(
         listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id, "router started"
@@ -130,7 +160,7 @@ pub async fn run(flags: Flags) -> Result<()> {
     let draining = CancellationToken::new();
     let drained = draining.clone();
     let told = tokio::spawn(async move {
-        let reason = until_told(flags.exit_on_stdin_eof).await;
+        let reason = told.await;
         info!(
             reason,
             "draining: no new connections, runs under way may end"
@@ -149,15 +179,19 @@ pub async fn run(flags: Flags) -> Result<()> {
     stop.cancel();
     tasks.close();
     tasks.wait().await;
-    tokio::task::spawn_blocking(move || records.finish())
+    system
+        .threads
+        .run(move || records.finish())
         .await
         .context("the last decision records may not be written")?;
     info!("router ended");
     Ok(())
 }
 
-async fn bind(address: std::net::SocketAddr, flag: &str) -> Result<TcpListener> {
-    TcpListener::bind(address)
+async fn bind(system: &System, address: std::net::SocketAddr, flag: &str) -> Result<Listener> {
+    system
+        .network
+        .listen(&address.to_string())
         .await
         .with_context(|| format!("cannot listen on {address} ({flag}): choose a free port"))
 }
@@ -177,12 +211,6 @@ fn hash_key(path: Option<&Path>) -> Result<HashKey> {
     })?;
     HashKey::from_hex(&text)
         .map_err(|error| wrong(format!("hash key file {}: {error}", path.display())).into())
-}
-
-fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
-    let mut bytes = [0; BYTES];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
-    Ok(bytes)
 }
 
 /// Resolves with the reason to end.

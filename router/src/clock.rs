@@ -1,6 +1,9 @@
-//! One clock for the whole process: wall time at its start, advanced by the monotonic clock, so that times never go back.
+//! One clock for the whole process: wall time at its start, advanced by the monotonic clock (of a paused runtime: its own), so
+//! that times never go back.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
 
 /// A point in time, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,12 +32,20 @@ impl Moment {
         self.0 as f64 / 1_000.0
     }
 
+    /// Whole seconds since the Unix epoch.
+    pub fn seconds(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// For calendars; the epoch for a time beyond them.
+    pub fn timestamp(self) -> jiff::Timestamp {
+        let micros = i64::try_from(self.0).unwrap_or(i64::MAX);
+        jiff::Timestamp::from_microsecond(micros).unwrap_or_default()
+    }
+
     /// RFC 3339 with microseconds, in UTC.
     pub fn rfc3339(self) -> String {
-        let micros = i64::try_from(self.0).unwrap_or(i64::MAX);
-        jiff::Timestamp::from_microsecond(micros)
-            .map(|time| format!("{time:.6}"))
-            .unwrap_or_default()
+        format!("{:.6}", self.timestamp())
     }
 }
 
@@ -51,8 +62,13 @@ impl Clock {
         let since_epoch = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
+        Self::anchored(Moment::default().plus(since_epoch))
+    }
+
+    /// It is `wall` now.
+    pub fn anchored(wall: Moment) -> Self {
         Self {
-            wall: Moment::default().plus(since_epoch),
+            wall,
             instant: Instant::now(),
         }
     }

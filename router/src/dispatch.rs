@@ -21,6 +21,7 @@ use std::sync::Arc;
 use baton_placement::fleet::WorkerState;
 use baton_placement::rng::Rng;
 use baton_protocol::ids::RunId;
+use baton_system::entropy::Entropy;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) records: Arc<Records>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) rng: Mutex<Rng>,
+    entropy: Arc<dyn Entropy>,
     /// Runs under way that are local only for lack of a prefill worker, by policy.
     pub(crate) without_prefill: Mutex<HashMap<String, u32>>,
     /// Runs, and cancellations that outlive them.
@@ -68,6 +70,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Of the chance in placement.
     pub seed: u64,
+    /// Of run ids.
+    pub entropy: Arc<dyn Entropy>,
 }
 
 impl Dispatcher {
@@ -82,6 +86,7 @@ impl Dispatcher {
                 records: parts.records,
                 metrics: parts.metrics,
                 rng: Mutex::new(Rng::new(parts.seed)),
+                entropy: parts.entropy,
                 without_prefill: Mutex::default(),
                 tasks: TaskTracker::new(),
             }),
@@ -114,10 +119,10 @@ impl Dispatcher {
 }
 
 /// A run id: the replica that took it, then 128 random bits.
-fn run_id(router: &str) -> RunId {
+fn run_id(router: &str, entropy: &dyn Entropy) -> RunId {
     let mut bits = [0; 16];
     // Without the system's randomness nothing here is safe; zeros would still be answered, only not told apart.
-    if let Err(error) = getrandom::fill(&mut bits) {
+    if let Err(error) = entropy.fill(&mut bits) {
         tracing::error!(%error, "no random bits for a run id");
     }
     RunId(format!("{router}-{:032x}", u128::from_be_bytes(bits)))
@@ -187,7 +192,7 @@ impl Dispatch for Dispatcher {
     }
 
     fn start(&self, request: RunRequest) -> RunHandle {
-        let run = run_id(&self.shared.router);
+        let run = run_id(&self.shared.router, &*self.shared.entropy);
         let (sink, handle) = channel(run.clone());
         let shared = self.shared.clone();
         self.shared

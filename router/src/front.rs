@@ -17,8 +17,10 @@ use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
+use baton_system::threads::Threads;
 use tokio::sync::Semaphore;
 
+use crate::clock::Clock;
 use crate::openai::answer::Kind;
 use crate::openai::error::ApiError;
 use crate::openai::listing::{Model, list};
@@ -55,6 +57,8 @@ pub struct FrontConfig {
     pub max_connections: usize,
     /// How long runs in flight may go on after the shutdown has begun.
     pub drain_timeout: Duration,
+    /// Where long prompts are tokenised.
+    pub threads: Threads,
 }
 
 impl Default for FrontConfig {
@@ -66,6 +70,7 @@ impl Default for FrontConfig {
             max_in_flight: 1024,
             max_connections: 4096,
             drain_timeout: Duration::from_secs(30),
+            threads: Threads::Machine,
         }
     }
 }
@@ -75,6 +80,7 @@ pub struct Front {
     dispatch: Arc<dyn Dispatch>,
     library: Library,
     config: FrontConfig,
+    clock: Clock,
     in_flight: Arc<Semaphore>,
     /// Long prompts that are tokenised at a time: half of the cores.
     tokenising: Arc<Semaphore>,
@@ -92,7 +98,12 @@ impl fmt::Debug for Front {
 
 impl Front {
     /// `random`: 32 random bytes, from which ids and seeds are drawn.
-    pub fn new(dispatch: Arc<dyn Dispatch>, config: FrontConfig, random: [u8; 32]) -> Arc<Self> {
+    pub fn new(
+        dispatch: Arc<dyn Dispatch>,
+        config: FrontConfig,
+        clock: Clock,
+        random: [u8; 32],
+    ) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             dispatch,
@@ -100,6 +111,7 @@ impl Front {
             library: Library::default(),
             in_flight: Arc::new(Semaphore::new(config.max_in_flight)),
             config,
+            clock,
             draws: draws::Draws::new(random),
         })
     }

@@ -11,10 +11,11 @@ pub mod recent;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 
 use baton_placement::record::DecisionRecord;
+use baton_system::threads::Threads;
 use parking_lot::Mutex;
 use tracing::{error, warn};
 
@@ -39,11 +40,22 @@ pub struct StateFolderError {
 /// The entrance of the writer.
 #[derive(Debug)]
 pub struct Records {
-    queue: Mutex<Option<SyncSender<Box<Material>>>>,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    entrance: Mutex<Entrance>,
     metrics: Arc<Metrics>,
     state: PathBuf,
     pub recent: Arc<Recent>,
+}
+
+/// The way to the writer.
+#[derive(Debug)]
+enum Entrance {
+    Thread {
+        queue: SyncSender<Box<Material>>,
+        writer: JoinHandle<()>,
+    },
+    /// Where there are no threads: written at once.
+    Here(Box<Writer>),
+    Closed,
 }
 
 /// What records name by digest.
@@ -64,12 +76,13 @@ impl Named {
 }
 
 impl Records {
-    /// Makes the folders, opens a file and starts the writer's thread.
+    /// Makes the folders, opens a file and starts the writer's thread, where there are threads.
     pub fn start(
         state: &Path,
         clock: Clock,
         metrics: Arc<Metrics>,
         learning: Arc<Learning>,
+        threads: Threads,
     ) -> Result<Self, StateFolderError> {
         let failed = |source: io::Error| StateFolderError {
             path: state.to_owned(),
@@ -93,14 +106,22 @@ impl Records {
             metrics: metrics.clone(),
             complained: false,
         };
-        let (queue, materials) = sync_channel(QUEUE);
-        let thread = std::thread::Builder::new()
-            .name("records".to_owned())
-            .spawn(move || writer.run(&materials))
-            .map_err(failed)?;
+        let entrance = match threads {
+            Threads::Absent => Entrance::Here(Box::new(writer)),
+            Threads::Machine => {
+                let (queue, materials) = sync_channel(QUEUE);
+                let thread = std::thread::Builder::new()
+                    .name("records".to_owned())
+                    .spawn(move || writer.run(&materials))
+                    .map_err(failed)?;
+                Entrance::Thread {
+                    queue,
+                    writer: thread,
+                }
+            }
+        };
         Ok(Self {
-            queue: Mutex::new(Some(queue)),
-            writer: Mutex::new(Some(thread)),
+            entrance: Mutex::new(entrance),
             metrics,
             state: state.to_owned(),
             recent,
@@ -122,21 +143,28 @@ impl Records {
 
     /// Never blocks: what does not fit is counted and lost.
     pub fn keep(&self, material: Material) {
-        let queue = self.queue.lock();
-        let outcome = queue
-            .as_ref()
-            .map(|queue| queue.try_send(Box::new(material)));
-        if let None | Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) = outcome {
+        let kept = match &mut *self.entrance.lock() {
+            Entrance::Thread { queue, .. } => queue.try_send(Box::new(material)).is_ok(),
+            Entrance::Here(writer) => {
+                writer.keep(material);
+                writer.flush();
+                true
+            }
+            Entrance::Closed => false,
+        };
+        if !kept {
             self.metrics.record_overflow.inc();
         }
     }
 
     /// Writes what waits and ends the thread. Blocks until that is done.
     pub fn finish(&self) {
-        self.queue.lock().take();
-        if let Some(writer) = self.writer.lock().take()
-            && writer.join().is_err()
-        {
+        let entrance = std::mem::replace(&mut *self.entrance.lock(), Entrance::Closed);
+        let Entrance::Thread { queue, writer } = entrance else {
+            return;
+        };
+        drop(queue);
+        if writer.join().is_err() {
             error!("the writer of decision records has panicked; the last records may be missing");
         }
     }
@@ -163,17 +191,24 @@ impl Writer {
                 Err(TryRecvError::Disconnected) => break,
                 // Nothing waits: readers of the file see everything before this thread sleeps.
                 Err(TryRecvError::Empty) => {
-                    let flushed = self.files.flush();
-                    self.complain(flushed);
+                    self.flush();
                     match materials.recv() {
                         Ok(material) => material,
                         Err(_) => break,
                     }
                 }
             };
-            let written = self.write(*material);
-            self.complain(written);
+            self.keep(*material);
         }
+        self.flush();
+    }
+
+    fn keep(&mut self, material: Material) {
+        let written = self.write(material);
+        self.complain(written);
+    }
+
+    fn flush(&mut self) {
         let flushed = self.files.flush();
         self.complain(flushed);
     }

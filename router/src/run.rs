@@ -7,13 +7,13 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::RunId;
 use baton_protocol::wire;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::policy::PolicyHandle;

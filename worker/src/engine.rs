@@ -29,6 +29,7 @@ use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::RunId;
 
 pub use self::load::LoadBoard;
+pub use self::outcome::Forwarded;
 pub use self::request::{
     Admission, Admitted, EngineEvent, EngineRequest, PrefillTerms, Refused, RequestKind,
 };
@@ -103,7 +104,7 @@ pub struct Engine {
     eos: Vec<u32>,
     max_context: usize,
     next_key: u64,
-    /// Chosen by `begin`, computed by `compute`.
+    /// Chosen by `begin`, computed by `forward`.
     plan: StepPlan,
     /// Events of calls between steps.
     early: Vec<(SequenceKey, EngineEvent)>,
@@ -249,7 +250,7 @@ impl Engine {
         self.scheduler.remove(key);
         self.board.write(self.scheduler.load());
         self.early.retain(|(of, _)| *of != key);
-        // Between `begin` and `compute`: outputs are matched to the plan's slices one by one.
+        // Between `begin` and `forward`: outputs are matched to the plan's slices one by one.
         self.plan.slices.retain(|slice| slice.key != key);
         self.sequences.all.remove(&key).is_some()
     }
@@ -267,11 +268,13 @@ impl Engine {
         keys
     }
 
-    /// One step: [`Self::begin`] and [`Self::compute`]. What simulations call.
+    /// One step: [`Self::begin`], [`Self::forward`] and [`Self::conclude`]. What simulations call that let its time pass
+    /// afterwards.
     pub fn step(&mut self, now: f64) -> StepOutcome {
         let mut begun = self.begin(now);
         if begun.next == Next::Again {
-            let computed = self.compute(now, |_| ());
+            let forwarded = self.forward();
+            let computed = self.conclude(forwarded, now);
             self.step_over();
             begun.events.extend(computed.events);
             begun.duration = computed.duration;
@@ -313,6 +316,23 @@ impl Engine {
         first_token: Option<u32>,
         now: f64,
     ) {
+        let vocabulary = self.model.facts().shape.vocabulary;
+        if let Some(token) = first_token.filter(|token| *token as usize >= vocabulary) {
+            // Its blocks go with the reservation. Computing on with it would fail the whole batch.
+            self.forget(key);
+            let message = format!(
+                "firstToken: id {token} is beyond the vocabulary of {vocabulary}: pair workers of one tokenizer"
+            );
+            self.early.push((
+                key,
+                EngineEvent::Failed {
+                    class: FailureClass::Bug,
+                    message,
+                },
+            ));
+            self.board.write(self.scheduler.load());
+            return;
+        }
         let Some(sequence) = self.sequences.all.get_mut(&key) else {
             return;
         };

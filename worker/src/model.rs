@@ -8,6 +8,7 @@
 //!
 //! - [`builtin`]: Llama-architecture GGUF on the CPU. [`tiny`]: the same arithmetic over random weights, for tests.
 //! - [`simulated`]: no weights; a token is a hash of the tokens before it and time is modelled.
+//! - [`modelled`]: real work in modelled time, for simulations.
 //! - [`facts`]: what the card says of a model; [`artifacts`]: the tokenizer and the chat template that a model hands to routers.
 
 use crate::kv::store::{BlockId, BlockStore};
@@ -15,6 +16,7 @@ use crate::kv::store::{BlockId, BlockStore};
 pub mod artifacts;
 pub mod builtin;
 pub mod facts;
+pub mod modelled;
 pub mod simulated;
 pub mod tiny;
 

@@ -28,6 +28,8 @@ pub mod start;
 
 pub use start::{Addresses, Running, Start, start};
 
+use baton_system::entropy::NoEntropy;
+
 use crate::kv::store::StoreError;
 use crate::model::ModelError;
 
@@ -71,8 +73,8 @@ pub enum StartError {
         "processor: it lacks {missing}, which this build needs (x86-64-v3): run on a newer machine or rebuild without target-cpu"
     )]
     Processor { missing: &'static str },
-    #[error("random numbers: {0}: the worker cannot make an incarnation: check /dev/urandom")]
-    Random(String),
+    #[error("incarnation: {0}")]
+    Random(#[from] NoEntropy),
     #[error("compute thread: {0}: check the limit on threads")]
     Thread(String),
     #[error("card: {0}: report this as a bug")]

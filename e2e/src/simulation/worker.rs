@@ -192,7 +192,8 @@ impl SimulatedWorker {
         said.extend(begun.events.into_iter().map(event));
         if begun.next == Next::Again {
             let report = self.engine.board().report(now, self.engine.pool(), false);
-            let computed = self.engine.compute(now, |_| ());
+            let forwarded = self.engine.forward();
+            let computed = self.engine.conclude(forwarded, now);
             self.step = Some(Step {
                 begun: now,
                 ends: now + computed.duration,

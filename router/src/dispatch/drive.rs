@@ -28,6 +28,12 @@ use prepare::Prepared;
 
 /// Between two looks at a fleet that has no prefill worker for a run that may wait for one.
 const WAIT_FOR_PREFILL: Duration = Duration::from_millis(20);
+/// How often a run looks again at once when what was chosen is gone as it is taken. Each look is at a newer picture, so one is
+/// enough but for a race; a run that loses more than this backs off like one that finds nobody.
+const AGAIN: u32 = 8;
+/// Later decisions that a record keeps: more than the policy's replans and the resumes allow. Only a fleet that refuses again and
+/// again makes more.
+const LATER_DECISIONS: usize = 16;
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -60,6 +66,13 @@ enum NoPlan {
     Final(Failure),
 }
 
+/// A decision after the first, and the attempt that it was made for.
+#[derive(Clone, Debug)]
+pub(super) struct Later {
+    pub(super) attempt: u32,
+    pub(super) placed: Placed,
+}
+
 /// One run.
 pub(super) struct Drive {
     pub(super) shared: Arc<Shared>,
@@ -68,6 +81,10 @@ pub(super) struct Drive {
     pub(super) progress: Progress,
     /// The first decision that chose a plan; until then the last that chose none.
     pub(super) placed: Option<Placed>,
+    /// Decisions of later attempts, oldest first.
+    pub(super) later: Vec<Later>,
+    /// The last decision, where it chose no plan and `placed` is another one.
+    unplaced: Option<Placed>,
     sink: RunSink,
     told: bool,
     spent: Spent,
@@ -111,6 +128,8 @@ impl Drive {
             request,
             run,
             placed: None,
+            later: Vec::new(),
+            unplaced: None,
             sink,
             told: false,
             spent: Spent::default(),
@@ -125,11 +144,15 @@ impl Drive {
 
     async fn until_end(mut self) {
         let ending = self.try_plans().await;
+        if let Some(placed) = self.unplaced.take() {
+            self.decided_later(placed);
+        }
         self.tell(&ending).await;
         self.conclude(&ending);
     }
 
     async fn try_plans(&mut self) -> Ending {
+        let mut again = 0;
         loop {
             if self.sink.client_gone.is_cancelled() {
                 return Ending::ClientGone;
@@ -140,6 +163,7 @@ impl Drive {
             }
             let (failure, next) = match self.place() {
                 Ok(prepared) => {
+                    again = 0;
                     let ending = self.perform(prepared).await;
                     self.searching_since = self.shared.clock.now();
                     // A refusal is part of the search; after anything else the next one has its patience to itself.
@@ -156,13 +180,25 @@ impl Drive {
                         AttemptEnding::Decided(failure, next) => (failure, next),
                     }
                 }
-                Err(NoPlan::Again) => {
+                Err(NoPlan::Again) if again < AGAIN => {
+                    again += 1;
                     tokio::task::yield_now().await;
                     continue;
                 }
+                Err(NoPlan::Again) => {
+                    again = 0;
+                    let message = "other runs took what was chosen, again and again";
+                    let failure = Failure::new(FailureClass::NoWorker, message);
+                    let next = self.decide(&failure);
+                    (failure, next)
+                }
                 Err(NoPlan::Wait) => match self.wait(WAIT_FOR_PREFILL).await {
                     Some(ending) => return ending,
-                    None => continue,
+                    None => {
+                        // Whoever failed may be back.
+                        self.excluded.clear();
+                        continue;
+                    }
                 },
                 Err(NoPlan::Final(failure)) => return Ending::Failed(failure),
                 Err(NoPlan::Search(failure)) => {
@@ -226,11 +262,30 @@ impl Drive {
                 })
             }
         };
-        let chosen = |placed: &Placed| placed.decision.chosen.is_some();
-        if !self.placed.as_ref().is_some_and(chosen) && !matches!(result, Err(NoPlan::Again)) {
-            self.placed = Some(placed);
+        if !matches!(result, Err(NoPlan::Again)) {
+            self.remember(placed, result.is_ok());
         }
         result
+    }
+
+    /// Keeps a decision for the record. `begins`: an attempt follows from it.
+    fn remember(&mut self, placed: Placed, begins: bool) {
+        let chosen = |placed: &Placed| placed.decision.chosen.is_some();
+        if !self.placed.as_ref().is_some_and(chosen) {
+            self.placed = Some(placed);
+        } else if begins {
+            self.unplaced = None;
+            self.decided_later(placed);
+        } else {
+            self.unplaced = Some(placed);
+        }
+    }
+
+    fn decided_later(&mut self, placed: Placed) {
+        if self.later.len() < LATER_DECISIONS {
+            let attempt = self.progress.attempt() + 1;
+            self.later.push(Later { attempt, placed });
+        }
     }
 
     fn remaining_tokens(&self) -> u32 {
@@ -307,13 +362,15 @@ impl Drive {
     }
 
     fn instant(&self, moment: Moment) -> Instant {
-        Instant::from_std(self.shared.clock.instant(moment))
+        self.shared.clock.instant(moment)
     }
 
     /// Hands an event to the client. False: it is gone.
     async fn deliver(&mut self, event: RunEvent) -> bool {
         let deadline = self.instant(self.deadline);
         tokio::select! {
+            // What there is room for is said, even the word that the deadline has passed.
+            biased;
             sent = self.sink.events.send(event) => sent.is_ok(),
             () = self.sink.client_gone.cancelled() => false,
             // A client that reads nothing until the run's deadline is as good as gone.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use baton_protocol::card::Card;
 use baton_protocol::ids::WorkerId;
 use baton_protocol::wire::{self, worker_client::WorkerClient};
+use baton_system::network::{Network, grpc};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -33,6 +34,7 @@ const WINDOW: u32 = 4 << 20;
 pub async fn supervise(
     workers: Arc<Workers>,
     mut lists: watch::Receiver<Vec<Listed>>,
+    network: Arc<dyn Network>,
     stop: CancellationToken,
 ) {
     let mut tasks = JoinSet::new();
@@ -52,7 +54,7 @@ pub async fn supervise(
             if followed.contains_key(&listed.name) {
                 continue;
             }
-            match channel(&listed.control) {
+            match channel(&listed.control, &network) {
                 Ok(channel) => {
                     let token = stop.child_token();
                     let client = WorkerClient::new(channel);
@@ -79,16 +81,15 @@ pub async fn supervise(
     while tasks.join_next().await.is_some() {}
 }
 
-fn channel(control: &str) -> Result<Channel, tonic::transport::Error> {
-    Ok(Endpoint::from_shared(format!("http://{control}"))?
+fn channel(control: &str, network: &Arc<dyn Network>) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(format!("http://{control}"))?
         .connect_timeout(CONNECT_WITHIN)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(4 * WINDOW)
-        .connect_lazy())
+        .initial_connection_window_size(4 * WINDOW);
+    Ok(grpc::channel(Arc::clone(network), &endpoint))
 }
 
 async fn follow(

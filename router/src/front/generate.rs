@@ -1,11 +1,10 @@
 //! A chat or completion request, from its body to a run and its answer.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::response::Response;
-use jiff::Timestamp;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::headers::{RequestId, mode, traceparent};
@@ -92,7 +91,7 @@ async fn begin(
         .ok_or_else(|| not_ready(name))?;
     let model = front
         .library
-        .get(artifacts.clone())
+        .get(artifacts.clone(), front.config.threads)
         .await
         .map_err(|unusable| {
             ApiError::internal(format!("the model {name:?} cannot be served: {unusable}"))
@@ -119,7 +118,7 @@ async fn begin(
         answer: Answer::new(
             kind,
             &handle.run.to_string(),
-            seconds_since_epoch(),
+            front.clock.now().seconds(),
             parameters.model.clone(),
             parameters.include_usage,
         ),
@@ -145,7 +144,7 @@ async fn prepare(
     body_bytes: usize,
 ) -> Result<(Asked, Prepared), ApiError> {
     let max_context = artifacts.max_context;
-    let now = Timestamp::now();
+    let now = front.clock.now().timestamp();
     if body_bytes <= LONG_BODY {
         let prepared = asked.prepare(model, max_context, now)?;
         return Ok((asked, prepared));
@@ -160,7 +159,10 @@ async fn prepare(
             .prepare(&model, max_context, now)
             .map(|prepared| (asked, prepared))
     };
-    tokio::task::spawn_blocking(prepare)
+    front
+        .config
+        .threads
+        .run(prepare)
         .await
         .map_err(|error| ApiError::internal(format!("tokenising ended early: {error}")))?
 }
@@ -170,10 +172,4 @@ fn not_ready(model: &str) -> ApiError {
         format!("no worker of the model {model:?} has registered yet: try again"),
         "model_not_ready",
     )
-}
-
-fn seconds_since_epoch() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }

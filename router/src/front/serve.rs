@@ -3,21 +3,18 @@
 use std::time::Duration;
 
 use axum::Router;
+use baton_system::network::{ACCEPT_PAUSE, Listener, Stream};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::FrontConfig;
 
-/// After an accept that failed (no file descriptors left, say), so as not to spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 /// Serves until `shutdown`, then lets requests in flight end for the configured time and closes what is left.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     routes: Router,
     config: &FrontConfig,
     shutdown: CancellationToken,
@@ -64,15 +61,11 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
 }
 
 async fn connection(
-    stream: TcpStream,
+    stream: Stream,
     routes: Router,
     head_timeout: Duration,
     shutdown: CancellationToken,
 ) {
-    // Each token is its own small write: with Nagle's algorithm it would wait for the client's delayed acknowledgement, 40 ms.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!("TCP_NODELAY cannot be set: {error}");
-    }
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)

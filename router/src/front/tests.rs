@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use super::{Front, FrontConfig};
+use crate::clock::Clock;
 use crate::clock::Moment;
 use crate::policy::PolicyHandle;
 use crate::run::{
@@ -110,7 +111,12 @@ impl Setup {
     }
 
     fn build(self) -> (Router, Started) {
-        let front = Front::new(Arc::new(self.scripted), self.config, [7; 32]);
+        let front = Front::new(
+            Arc::new(self.scripted),
+            self.config,
+            Clock::start(),
+            [7; 32],
+        );
         (front.routes(), self.started)
     }
 }

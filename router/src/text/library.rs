@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use baton_system::threads::Threads;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -37,7 +38,11 @@ pub struct Unusable(pub String);
 
 impl Library {
     /// The compiled model. Requests that come while it is compiled wait for it; a failed attempt is made again by the next.
-    pub async fn get(&self, artifacts: Arc<TextArtifacts>) -> Result<Arc<ModelText>, Unusable> {
+    pub async fn get(
+        &self,
+        artifacts: Arc<TextArtifacts>,
+        threads: Threads,
+    ) -> Result<Arc<ModelText>, Unusable> {
         let slot = self.shelf.lock().slot((
             artifacts.tokenizer_digest.clone(),
             artifacts.chat_template_digest.clone(),
@@ -47,8 +52,7 @@ impl Library {
         }
         let compile = || async {
             let digest = artifacts.tokenizer_digest.clone();
-            let compiled =
-                tokio::task::spawn_blocking(move || ModelText::compile(&artifacts)).await;
+            let compiled = threads.run(move || ModelText::compile(&artifacts)).await;
             let reason = match compiled {
                 Ok(Ok(model)) => return Ok(Arc::new(model)),
                 Ok(Err(error)) => error.to_string(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_placement::policy::Policy;
 use baton_placement::record::DecisionRecord;
@@ -18,7 +18,11 @@ use baton_router::metrics::Metrics;
 use baton_router::policy::PolicyFile;
 use baton_router::records::Records;
 use baton_router::run::{Dispatch, Mode, RunEvent, RunHandle, RunRequest};
+use baton_system::entropy::MachineEntropy;
+use baton_system::network::MachineNetwork;
+use baton_system::threads::Threads;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::double::Double;
@@ -44,7 +48,13 @@ impl Router {
         let clock = Clock::start();
         let metrics = Arc::new(Metrics::new());
         let learning = Arc::new(Learning::default());
-        let records = Records::start(state, clock, metrics.clone(), learning.clone())
+        let records = Records::start(
+            state,
+            clock,
+            metrics.clone(),
+            learning.clone(),
+            Threads::Machine,
+        )
             .map(Arc::new)
             .unwrap();
         let workers = Arc::new(Workers::new(
@@ -64,7 +74,12 @@ impl Router {
             .collect();
         let (lists, listed) = watch::channel(listed);
         let stop = CancellationToken::new();
-        tokio::spawn(follow::supervise(workers.clone(), listed, stop));
+        tokio::spawn(follow::supervise(
+            workers.clone(),
+            listed,
+            Arc::new(MachineNetwork),
+            stop,
+        ));
         let dispatcher = Dispatcher::new(Parts {
             router: "r0".to_owned(),
             clock,
@@ -74,6 +89,7 @@ impl Router {
             records: records.clone(),
             metrics: metrics.clone(),
             seed: 1,
+            entropy: Arc::new(MachineEntropy),
         });
         Self {
             dispatcher,

@@ -9,23 +9,41 @@ use crate::kv::BlockId;
 use crate::model::{Batch, ModelError, Output, SequenceKey, SequenceSlice};
 use crate::sampling::{self, Finish, Sampled};
 
+/// A computed step that nobody has seen yet.
+#[derive(Debug)]
+pub struct Forwarded {
+    /// Outputs, and the modelled duration where the work was not real.
+    result: Result<(Vec<Output>, Option<f64>), ModelError>,
+    /// Milliseconds that the work took.
+    measured: f64,
+}
+
+impl Forwarded {
+    /// Milliseconds that the step takes in modelled time; none where the work was real and its time has passed.
+    pub fn modelled(&self) -> Option<f64> {
+        self.result.as_ref().ok().and_then(|(_, modelled)| *modelled)
+    }
+}
+
 impl Engine {
-    /// Computes what [`Self::begin`] chose at `now` milliseconds. A model that only says how long a step takes has its result at
-    /// once: `pass` is called with that many milliseconds before anybody may see it, so that no block is read, and no token
-    /// sent, before its time. A simulated clock lets it pass afterwards instead. Load reports show the step until
-    /// [`Self::step_over`] or the next `begin`.
-    pub fn compute(&mut self, now: f64, pass: impl FnOnce(f64)) -> StepOutcome {
-        let mut events = Vec::new();
+    /// Computes what [`Self::begin`] chose. A model that only says how long a step takes has its result at once, and nobody may
+    /// see it before: [`Forwarded::modelled`] has to pass until [`Self::conclude`], so that no block is read, and no token sent,
+    /// before its time. Load reports show the step until [`Self::step_over`] or the next `begin`.
+    pub fn forward(&mut self) -> Forwarded {
         let begun = (self.stopwatch)();
-        let result = self.forward();
-        let measured = (self.stopwatch)() - begun;
-        let mut duration = measured;
-        match result {
-            Ok((outputs, modelled)) => {
-                if let Some(modelled) = modelled {
-                    duration = modelled;
-                    pass(modelled);
-                }
+        let result = self.run_model();
+        Forwarded {
+            measured: (self.stopwatch)() - begun,
+            result,
+        }
+    }
+
+    /// What the step that began at `now` milliseconds means for each of its sequences.
+    pub fn conclude(&mut self, forwarded: Forwarded, now: f64) -> StepOutcome {
+        let mut events = Vec::new();
+        let duration = forwarded.modelled().unwrap_or(forwarded.measured);
+        match forwarded.result {
+            Ok((outputs, _)) => {
                 self.counters.steps += 1;
                 let shape = self.step_shape();
                 self.fit.observe(&shape, duration);
@@ -44,7 +62,7 @@ impl Engine {
         }
     }
 
-    fn forward(&mut self) -> Result<(Vec<Output>, Option<f64>), ModelError> {
+    fn run_model(&mut self) -> Result<(Vec<Output>, Option<f64>), ModelError> {
         let no_blocks: &[BlockId] = &[];
         let all = &self.sequences.all;
         let batch = Batch {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use tokio::time::Instant;
 
 /// A clock that never goes back. Its zero means nothing; never compare clocks of two processes.
 pub trait Clock: Debug + Send + Sync {
@@ -10,7 +10,7 @@ pub trait Clock: Debug + Send + Sync {
     fn now(&self) -> u64;
 }
 
-/// The machine's monotonic clock; zero is when it was made.
+/// The machine's monotonic clock, or that of a paused runtime; zero is when it was made.
 #[derive(Debug)]
 pub struct MonotonicClock(Instant);
 

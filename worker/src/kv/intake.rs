@@ -13,11 +13,11 @@ pub mod verify;
 mod tests;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_protocol::failure::HandoffFailure;
 use baton_protocol::ids::{Generation, LeaseId};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use self::client::{CallFailed, LeaseClient};
 use self::renewal::Renewal;
@@ -94,8 +94,8 @@ pub struct IntakeFailed {
 }
 
 /// Takes the KV of `tokens` into `reservation`, which has room for them. `granted` is called once when the owner has granted the
-/// claim. On success all full blocks of `tokens` are complete in the reservation and findable, and the partly filled last one is
-/// in its place.
+/// claim. On success all full blocks of `tokens` are complete in the reservation, and the partly filled last one is in its place;
+/// other requests find them up to the first whose checksum was not compared.
 pub async fn take(
     handoff: &Handoff,
     options: &IntakeOptions,
@@ -129,8 +129,8 @@ pub async fn take(
         let first = reservation.completed_blocks();
         let pool = reservation.pool().clone();
         let blocks = tokens.chunks_exact(block_size).enumerate().skip(first);
-        for ((index, block), checksum) in blocks.zip(sink.verified()) {
-            pool.complete_verified(&mut reservation, index, block, *checksum)
+        for ((index, block), proof) in blocks.zip(sink.verified()) {
+            pool.complete_received(&mut reservation, index, block, *proof)
                 .map_err(|error| Doubt::new(HandoffFailure::ProtocolError, error.to_string()))?;
         }
         Ok(received)
@@ -314,10 +314,8 @@ impl<'a> Intake<'a> {
 
     /// Tells the owner that nobody will read any more, when there is somebody to tell.
     async fn farewell(&self, cause: HandoffFailure) {
-        let nobody = matches!(
-            cause,
-            HandoffFailure::LeaseGone | HandoffFailure::Stale | HandoffFailure::SourceLost
-        );
+        // A source whose bytes cannot be had may still answer: its lease would hold the blocks until it expires.
+        let nobody = matches!(cause, HandoffFailure::LeaseGone | HandoffFailure::Stale);
         if !self.claimed || nobody {
             return;
         }

@@ -123,29 +123,8 @@ impl Simulated {
         })
     }
 
-    /// Prompts of one step share it: their tokens and their attention add up. A slice of one token after others decodes.
     fn duration(&mut self, batch: &Batch<'_>) -> f64 {
-        let (mut tokens, mut attention) = (0.0, 0.0);
-        let (mut sequences, mut context) = (0.0, 0.0);
-        for slice in &batch.slices {
-            let fresh = slice.fresh().len() as f64;
-            let cached = slice.start as f64;
-            if slice.start > 0 && slice.fresh().len() == 1 && slice.wants_output {
-                sequences += 1.0;
-                context += slice.history.len() as f64;
-            } else {
-                tokens += fresh;
-                attention += fresh * cached + fresh * fresh / 2.0;
-            }
-        }
-        let worker = &self.settings.coefficients;
-        let exact = if tokens > 0.0 {
-            // As many cached tokens as make one prompt do the attention of all.
-            let cached = (attention - tokens * tokens / 2.0) / tokens;
-            cost::mixed_step(worker, tokens, cached, sequences, context)
-        } else {
-            cost::decode_step(worker, sequences, context)
-        };
+        let exact = step_duration(&self.settings.coefficients, batch);
         self.steps += 1;
         exact * (1.0 + self.settings.noise * normal(self.settings.seed, self.steps)).max(0.1)
     }
@@ -210,6 +189,31 @@ impl Model for Simulated {
             outputs,
             duration_milliseconds: Some(self.duration(batch)),
         })
+    }
+}
+
+/// Milliseconds of a step by the cost model. Prompts of one step share it: their tokens and their attention add up. A slice of one
+/// token after others decodes.
+pub(super) fn step_duration(worker: &WorkerCoefficients, batch: &Batch<'_>) -> f64 {
+    let (mut tokens, mut attention) = (0.0, 0.0);
+    let (mut sequences, mut context) = (0.0, 0.0);
+    for slice in &batch.slices {
+        let fresh = slice.fresh().len() as f64;
+        let cached = slice.start as f64;
+        if slice.start > 0 && slice.fresh().len() == 1 && slice.wants_output {
+            sequences += 1.0;
+            context += slice.history.len() as f64;
+        } else {
+            tokens += fresh;
+            attention += fresh * cached + fresh * fresh / 2.0;
+        }
+    }
+    if tokens > 0.0 {
+        // As many cached tokens as make one prompt do the attention of all.
+        let cached = (attention - tokens * tokens / 2.0) / tokens;
+        cost::mixed_step(worker, tokens, cached, sequences, context)
+    } else {
+        cost::decode_step(worker, sequences, context)
     }
 }
 

@@ -1,18 +1,22 @@
-//! The compute thread: the only one that touches the engine. Commands come in by a bounded channel, events go out by one bounded
+//! The compute thread: the only one that touches the engine. (Where there are no threads it is a task, and modelled steps pass on the
+//! runtime's clock.) Commands come in by a bounded channel, events go out by one bounded
 //! channel for each operation.
 //!
 //! It never waits for a reader of events. A reader that leaves [`EVENTS`] of them unread is slower than decoding by that many
 //! steps: its operation is cancelled, its channel closes, and the others do not notice. A reader that has gone is noticed
 //! before the next step.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use baton_placement::coefficients::WorkerCoefficients;
+use baton_system::threads::Threads;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::Metrics;
@@ -110,46 +114,72 @@ pub(crate) fn spawn(
     engine: Engine,
     operations: usize,
     outlets: Outlets,
-    runtime: Handle,
+    threads: Threads,
     stop: CancellationToken,
-) -> std::io::Result<(Commands, JoinHandle<()>)> {
+) -> std::io::Result<(Commands, Driver)> {
     let (sender, receiver) = mpsc::channel(operations.max(1));
-    let thread = thread::Builder::new()
-        .name("compute".to_owned())
-        .spawn(move || {
-            // Also when the engine panics: a daemon without an engine must not look alive.
-            let _guard = stop.clone().drop_guard();
-            Compute {
-                engine,
-                outputs: HashMap::new(),
-                outlets,
-                started: Instant::now(),
-                published: None,
+    let compute = Compute {
+        engine,
+        outputs: BTreeMap::new(),
+        outlets,
+        started: Instant::now(),
+        published: None,
+        threads,
+    };
+    let run = async move {
+        // Also when the engine panics: a daemon without an engine must not look alive.
+        let _guard = stop.clone().drop_guard();
+        compute.run(receiver, &stop).await;
+    };
+    let driver = match threads {
+        Threads::Machine => {
+            let runtime = Handle::current();
+            let thread = thread::Builder::new()
+                .name("compute".to_owned())
+                .spawn(move || runtime.block_on(run))?;
+            Driver::Thread(thread)
+        }
+        Threads::Absent => Driver::Task(tokio::spawn(run)),
+    };
+    Ok((Commands(sender), driver))
+}
+
+/// What runs the engine.
+#[derive(Debug)]
+pub(crate) enum Driver {
+    Thread(thread::JoinHandle<()>),
+    Task(task::JoinHandle<()>),
+}
+
+impl Driver {
+    /// Waits for its end. False when it has panicked.
+    pub(crate) async fn join(self) -> bool {
+        match self {
+            Self::Thread(thread) => {
+                let joined = task::spawn_blocking(move || thread.join().is_ok());
+                joined.await.unwrap_or(false)
             }
-            .run(receiver, &runtime, &stop);
-        })?;
-    Ok((Commands(sender), thread))
+            Self::Task(task) => task.await.is_ok(),
+        }
+    }
 }
 
 struct Compute {
     engine: Engine,
-    outputs: HashMap<SequenceKey, mpsc::Sender<EngineEvent>>,
+    /// In the order of their keys: which departed reader is noticed first must not be chance.
+    outputs: BTreeMap<SequenceKey, mpsc::Sender<EngineEvent>>,
     outlets: Outlets,
     started: Instant,
     published: Option<WorkerCoefficients>,
+    threads: Threads,
 }
 
 impl Compute {
-    fn run(
-        mut self,
-        mut commands: mpsc::Receiver<Command>,
-        runtime: &Handle,
-        stop: &CancellationToken,
-    ) {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>, stop: &CancellationToken) {
         let mut next = Next::Idle;
         while !stop.is_cancelled() {
             if next != Next::Again {
-                match runtime.block_on(wait(&mut commands, next, stop)) {
+                match wait(&mut commands, next, stop).await {
                     Waited::Command(command) => self.obey(*command),
                     Waited::Time => {}
                     Waited::End => break,
@@ -163,7 +193,7 @@ impl Compute {
                 }
             }
             self.drop_departed();
-            next = self.step();
+            next = self.step().await;
         }
     }
 
@@ -171,7 +201,7 @@ impl Compute {
         self.started.elapsed().as_secs_f64() * 1e3
     }
 
-    fn step(&mut self) -> Next {
+    async fn step(&mut self) -> Next {
         let begun_at = Instant::now();
         let begun = self.engine.begin(self.now());
         let next = begun.next;
@@ -180,12 +210,13 @@ impl Compute {
             return next;
         }
         let shape = self.engine.planned();
-        let computed = self.engine.compute(self.now(), |modelled| {
+        let now = self.now();
+        let forwarded = self.engine.forward();
+        if let Some(modelled) = forwarded.modelled() {
             let whole = Duration::from_secs_f64(modelled.max(0.0) / 1e3);
-            if let Some(rest) = whole.checked_sub(begun_at.elapsed()) {
-                thread::sleep(rest);
-            }
-        });
+            pass(self.threads, whole.saturating_sub(begun_at.elapsed())).await;
+        }
+        let computed = self.engine.conclude(forwarded, now);
         self.engine.step_over();
         self.outlets.metrics.step(shape, computed.duration / 1e3);
         let next = computed.next;
@@ -287,6 +318,19 @@ impl Compute {
         {
             self.published = Some(now);
             self.outlets.coefficients.send_replace(now);
+        }
+    }
+}
+
+/// Lets modelled time pass.
+async fn pass(threads: Threads, rest: Duration) {
+    match threads {
+        // The thread is its own, and a runtime's timers are a millisecond late.
+        Threads::Machine => thread::sleep(rest),
+        Threads::Absent => {
+            tokio::time::sleep(rest).await;
+            // Also after a step of no time: others have to get their turn.
+            task::yield_now().await;
         }
     }
 }

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_placement::coefficients::WorkerCoefficients;
 use baton_protocol::card::{Card, Role};
 use baton_protocol::failure::Refusal;
 use baton_protocol::ids::LeaseId;
 use baton_protocol::wire;
+use baton_system::entropy::Entropy;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -39,6 +40,7 @@ pub(crate) struct Daemon {
     pub(crate) operations: Operations,
     pub(crate) results: Results,
     pub(crate) peers: Peers,
+    pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) metrics: Arc<Metrics>,
     /// By digest.
     pub(crate) artifacts: HashMap<String, Bytes>,

@@ -1,12 +1,13 @@
 //! From a configuration to a model, a pool and an engine.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_placement::calibration::{WorkerCoefficients, built_in};
 use baton_placement::coefficients::PhaseFactors;
 use baton_protocol::card::Card;
 use baton_protocol::hash::HashKey;
+
+use tokio::time::Instant;
 
 use super::StartError;
 use super::machine::{self, available_memory};
@@ -16,11 +17,16 @@ use crate::engine::scheduler::Limits;
 use crate::engine::{Engine, EngineConfig};
 use crate::kv::clock::Clock;
 use crate::kv::{Geometry, KvPool, PoolConfig};
+use crate::model::modelled::Modelled;
 use crate::model::simulated::{Settings, Simulated};
 use crate::model::{Model, builtin, tiny};
 
-/// Loads or makes the model. Takes as long as reading the file does.
-pub(crate) fn load_model(config: &WorkerConfig) -> Result<Box<dyn Model>, StartError> {
+/// Loads or makes the model. Takes as long as reading the file does. `modelled` is how long the steps of one whose work is real
+/// take where the clock is not.
+pub(crate) fn load_model(
+    config: &WorkerConfig,
+    modelled: Option<&SimulatedTiming>,
+) -> Result<Box<dyn Model>, StartError> {
     if config.engine.kind == EngineKind::Simulated {
         let timing = config.engine.simulated.clone().unwrap_or_default();
         let seed = timing.seed.unwrap_or_else(|| seed_of(&config.name));
@@ -30,9 +36,13 @@ pub(crate) fn load_model(config: &WorkerConfig) -> Result<Box<dyn Model>, StartE
         }
         return Ok(Box::new(Simulated::new(settings)?));
     }
-    Ok(match &config.model.source {
+    let model: Box<dyn Model> = match &config.model.source {
         ModelSource::Path(path) => Box::new(builtin::load(path)?),
         ModelSource::Builtin(model) => Box::new(tiny::model(model.seed)),
+    };
+    Ok(match modelled {
+        Some(timing) => Box::new(Modelled::new(model, simulated_coefficients(timing))),
+        None => model,
     })
 }
 

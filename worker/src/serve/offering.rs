@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use baton_protocol::card::Card;
+use baton_system::network::Network;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,7 @@ pub(super) struct Offering<'a> {
     pub(super) advertise: Option<&'a str>,
     pub(super) local: Option<LocalTransport>,
     pub(super) fault: Option<Fault>,
+    pub(super) network: Arc<dyn Network>,
     pub(super) stop: CancellationToken,
 }
 
@@ -46,7 +48,10 @@ impl Offering<'_> {
         let mut offers = Vec::new();
         for name in &self.config.kv_pool.transports {
             let (transport, address): (Arc<dyn Transport>, String) = match name {
-                TransportName::Tcp => (Arc::new(TcpTransport::default()), self.listen.to_string()),
+                TransportName::Tcp => (
+                    Arc::new(TcpTransport::default().on(Arc::clone(&self.network))),
+                    self.listen.to_string(),
+                ),
                 TransportName::Local => match &self.local {
                     Some(local) => (Arc::new(local.clone()), local::address(card)),
                     // Alone in its process there is nobody to read from it.

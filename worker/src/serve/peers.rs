@@ -8,6 +8,7 @@ use std::time::Duration;
 use baton_protocol::ids::{Generation, LeaseId, TransferId};
 use baton_protocol::wire::worker_client::WorkerClient;
 use baton_protocol::wire::{self, claim_reply, renew_reply};
+use baton_system::network::{Network, grpc};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -20,17 +21,29 @@ use crate::kv::lease::{Completion, Gone, Granted, Reader};
 /// For a connection to be made, and for each call: several round trips across a site, short beside a lease.
 const CONNECT: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(2);
+/// While a call is under way. A connection whose other end is gone without a word is given up with it: later calls make another.
+const PING_EVERY: Duration = Duration::from_secs(1);
 
 /// Connections kept. A fleet has fewer prefill workers than this for one decode worker; beyond it all are made anew.
 const CONNECTIONS: usize = 256;
 
 /// Connections to other workers, one for each address, made when first used.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Peers(Arc<Mutex<HashMap<String, Channel>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Peers {
+    network: Arc<dyn Network>,
+    channels: Arc<Mutex<HashMap<String, Channel>>>,
+}
 
 impl Peers {
+    pub(crate) fn new(network: Arc<dyn Network>) -> Self {
+        Self {
+            network,
+            channels: Arc::default(),
+        }
+    }
+
     pub(crate) fn at(&self, address: &str) -> Result<Peer, CallFailed> {
-        let mut channels = self.0.lock();
+        let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
             return Ok(Peer(WorkerClient::new(channel.clone())));
         }
@@ -38,8 +51,9 @@ impl Peers {
             .map_err(|error| CallFailed(format!("worker at {address}: {error}")))?
             .connect_timeout(CONNECT)
             .timeout(CALL)
-            .tcp_nodelay(true);
-        let channel = endpoint.connect_lazy();
+            .http2_keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(CALL);
+        let channel = grpc::channel(Arc::clone(&self.network), &endpoint);
         if channels.len() >= CONNECTIONS {
             channels.clear();
         }

@@ -2,24 +2,25 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_protocol::card::{Card, TransportOffer};
 use baton_protocol::hash::HashKey;
 use baton_protocol::ids::Incarnation;
 use baton_protocol::wire;
 use baton_protocol::wire::worker_server::WorkerServer;
+use baton_system::System;
+use baton_system::entropy;
+use baton_system::network::{Listener, grpc};
 use bytes::Bytes;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
-use super::compute::{self, Outlets};
+use super::compute::{self, Driver, Outlets};
 use super::daemon::Daemon;
 use super::metrics::Metrics;
 use super::offering::{Offering, advertised};
@@ -28,7 +29,7 @@ use super::peers::Peers;
 use super::results::Results;
 use super::service::Service;
 use super::{StartError, admin, card, engine, local, machine, report};
-use crate::config::WorkerConfig;
+use crate::config::{SimulatedTiming, WorkerConfig};
 use crate::kv::KvPool;
 use crate::kv::clock::{Clock, MonotonicClock};
 use crate::model::facts::artifact_digest;
@@ -72,6 +73,8 @@ pub struct Start {
     pub config: WorkerConfig,
     pub addresses: Addresses,
     pub hash_key: HashKey,
+    /// Sockets, random numbers and threads.
+    pub system: System,
     /// Time of leases and results.
     pub clock: Arc<dyn Clock>,
     /// Shared by workers in one process; without it `Local` is not offered.
@@ -80,6 +83,8 @@ pub struct Start {
     pub fault: Option<Fault>,
     /// For tests only: see `BATON_FAULT_CARD`.
     pub card_change: Option<String>,
+    /// For simulations only: how long the steps of a `Builtin` engine take, whose work is real and whose clock is not.
+    pub modelled: Option<SimulatedTiming>,
 }
 
 impl Start {
@@ -88,10 +93,12 @@ impl Start {
             config,
             addresses,
             hash_key,
+            system: System::machine(),
             clock: Arc::new(MonotonicClock::start()),
             local: None,
             fault: None,
             card_change: None,
+            modelled: None,
         }
     }
 }
@@ -104,7 +111,7 @@ pub struct Running {
     admin: SocketAddr,
     transfer: Option<String>,
     tasks: JoinSet<()>,
-    compute: Option<thread::JoinHandle<()>>,
+    compute: Option<Driver>,
     drain_timeout: Duration,
 }
 
@@ -116,14 +123,16 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     if let Some(missing) = machine::missing_instructions() {
         return Err(StartError::Processor { missing });
     }
-    let control = bind("--control", start.addresses.control).await?;
-    let admin_listener = bind("--admin", start.addresses.admin).await?;
+    let system = start.system;
+    let control = bind(&system, "--control", start.addresses.control).await?;
+    let admin_listener = bind(&system, "--admin", start.addresses.admin).await?;
     let control_address = local_address("--control", &control)?;
     let admin_address = local_address("--admin", &admin_listener)?;
 
     let config = Arc::new(start.config);
-    let blocking = Arc::clone(&config);
-    let model = on_a_thread(move || engine::load_model(&blocking)).await??;
+    let (blocking, modelled) = (Arc::clone(&config), start.modelled);
+    let model =
+        on_a_thread(&system, move || engine::load_model(&blocking, modelled.as_ref())).await??;
     let facts = model.facts().clone();
     let geometry = crate::kv::Geometry {
         block_size: config.engine.block_size as usize,
@@ -135,8 +144,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         .map_or(usize::MAX, |length| length as usize);
     let longest = asked.min(facts.shape.max_context);
     let blocks = engine::pool_blocks(&config, geometry, longest)?;
-    let mut incarnation = [0; 8];
-    getrandom::fill(&mut incarnation).map_err(|error| StartError::Random(error.to_string()))?;
+    let incarnation = entropy::bytes(&*system.entropy)?;
     let mut card = card::write(
         &config,
         card::Running {
@@ -159,7 +167,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     }
     let pool = engine::make_pool(&card, geometry, blocks, start.hash_key, start.clock)?;
     let (blocking, engine_pool) = (Arc::clone(&config), pool.clone());
-    let engine = on_a_thread(move || engine::make_engine(&blocking, model, engine_pool)).await??;
+    let engine = on_a_thread(&system, move || engine::make_engine(&blocking, model, engine_pool)).await??;
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
@@ -169,6 +177,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         advertise: start.addresses.advertise.as_deref(),
         local: start.local,
         fault: start.fault,
+        network: Arc::clone(&system.network),
         stop: stop.clone(),
     };
     let (transports, offers) = offered.listen(&pool, &card, &mut tasks).await?;
@@ -193,7 +202,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
             changed: Arc::clone(&changed),
             metrics: Arc::clone(&metrics),
         },
-        tokio::runtime::Handle::current(),
+        system.threads,
         stop.clone(),
     )
     .map_err(|error| StartError::Thread(error.to_string()))?;
@@ -218,7 +227,8 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         offers,
         operations: Operations::default(),
         results: Results::default(),
-        peers: Peers::default(),
+        peers: Peers::new(Arc::clone(&system.network)),
+        entropy: system.entropy,
         metrics,
         lease_duration: config.kv_pool.lease_seconds * 1000,
         draining: watch::Sender::new(false),
@@ -246,19 +256,18 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
 
 fn serve(
     daemon: &Arc<Daemon>,
-    control: TcpListener,
-    admin_listener: TcpListener,
+    control: Listener,
+    admin_listener: Listener,
     tasks: &mut JoinSet<()>,
 ) {
     let stop = daemon.stop.clone();
     let service = WorkerServer::new(Service(Arc::clone(daemon)));
-    let incoming = TcpIncoming::from(control).with_nodelay(Some(true));
     let server = Server::builder()
         .max_concurrent_streams(Some(STREAMS))
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(service)
-        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(grpc::incoming(control), stop.clone().cancelled_owned());
     let guard = stop.clone();
     tasks.spawn(async move {
         if let Err(error) = server.await {
@@ -337,10 +346,9 @@ impl Running {
         }
         self.daemon.stop.cancel();
         if let Some(compute) = self.compute.take() {
-            let joined = tokio::task::spawn_blocking(move || compute.join().is_err());
-            match tokio::time::timeout(ENDING, joined).await {
-                Ok(Ok(false)) => {}
-                Ok(_) => tracing::error!("the compute thread has panicked"),
+            match tokio::time::timeout(ENDING, compute.join()).await {
+                Ok(true) => {}
+                Ok(false) => tracing::error!("the compute thread has panicked"),
                 Err(_) => {
                     tracing::warn!("the compute thread is still in a step: it is left behind");
                 }
@@ -366,17 +374,24 @@ fn notices() -> Vec<String> {
     ]
 }
 
-async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address)
+async fn bind(
+    system: &System,
+    flag: &'static str,
+    address: SocketAddr,
+) -> Result<Listener, StartError> {
+    let address = address.to_string();
+    system
+        .network
+        .listen(&address)
         .await
         .map_err(|source| StartError::Port {
             flag,
-            address: address.to_string(),
+            address,
             source,
         })
 }
 
-fn local_address(flag: &'static str, listener: &TcpListener) -> Result<SocketAddr, StartError> {
+fn local_address(flag: &'static str, listener: &Listener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Port {
         flag,
         address: "its own address".to_owned(),
@@ -386,9 +401,12 @@ fn local_address(flag: &'static str, listener: &TcpListener) -> Result<SocketAdd
 
 /// Loading and measuring take seconds: not on a thread that other tasks need.
 async fn on_a_thread<T: Send + 'static>(
+    system: &System,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StartError> {
-    tokio::task::spawn_blocking(work)
+    system
+        .threads
+        .run(work)
         .await
         .map_err(|error| StartError::Thread(error.to_string()))
 }

@@ -14,9 +14,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_system::network::{MachineNetwork, Network};
 use futures::future::BoxFuture;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+#[doc(hidden)]
+pub use frame::{Recoded, recode as recode_frames};
 
 use super::{BlockSink, BlockSource, End, FetchRequest, Listening, Transport, TransportError};
 
@@ -52,15 +55,30 @@ impl Default for TcpOptions {
 }
 
 /// The transport.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct TcpTransport {
     options: TcpOptions,
+    network: Arc<dyn Network>,
+}
+
+impl Default for TcpTransport {
+    fn default() -> Self {
+        Self::new(TcpOptions::default())
+    }
 }
 
 impl TcpTransport {
-    /// With these waits.
+    /// With these waits, on the machine's own network.
     pub fn new(options: TcpOptions) -> Self {
-        Self { options }
+        Self {
+            options,
+            network: Arc::new(MachineNetwork),
+        }
+    }
+
+    /// On another network.
+    pub fn on(self, network: Arc<dyn Network>) -> Self {
+        Self { network, ..self }
     }
 }
 
@@ -76,7 +94,7 @@ impl Transport for TcpTransport {
         stop: CancellationToken,
     ) -> BoxFuture<'a, io::Result<Listening>> {
         Box::pin(async move {
-            let listener = TcpListener::bind(address).await?;
+            let listener = self.network.listen(address).await?;
             Ok(Listening {
                 address: listener.local_addr()?.to_string(),
                 run: Box::pin(server::serve(listener, source, self.options, stop)),
@@ -89,6 +107,6 @@ impl Transport for TcpTransport {
         request: &'a FetchRequest,
         sink: &'a mut dyn BlockSink,
     ) -> BoxFuture<'a, Result<End, TransportError>> {
-        Box::pin(client::fetch(self.options, request, sink))
+        Box::pin(client::fetch(&*self.network, self.options, request, sink))
     }
 }

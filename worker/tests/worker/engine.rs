@@ -233,7 +233,10 @@ fn a_sequence_may_fill_the_whole_pool_and_ends_there() {
 fn requests_that_make_no_sense_are_refused_by_their_field() {
     let mut engine = engine(16, 64);
     type Change = fn(&mut EngineRequest);
-    let cases: [(&str, Change); 4] = [
+    let cases: [(&str, Change); 5] = [
+        ("topLogprobs: 21", |request| {
+            request.sampling.top_logprobs = Some(21);
+        }),
         ("tokens: empty", |request| request.tokens.clear()),
         ("tokens: id 70000", |request| request.tokens[0] = 70_000),
         ("maxTokens: 0", |request| request.stopping.max_tokens = 0),
@@ -247,6 +250,34 @@ fn requests_that_make_no_sense_are_refused_by_their_field() {
         assert!(refused.message.starts_with(message), "{}", refused.message);
     }
     assert_eq!(engine.operations(), 0);
+}
+
+#[test]
+fn a_first_token_beyond_the_vocabulary_ends_its_own_operation_only() {
+    let mut engine = engine(16, 64);
+    let other = engine.submit(request(0, 8, 4), 0.0).unwrap();
+    for recomputed in [false, true] {
+        let mut handed = request(2, 20, 4);
+        handed.kind = RequestKind::Receive;
+        let taken = engine.submit(handed, 0.0).unwrap();
+        let reservation = taken.reservation.unwrap();
+        let token = Some(70_000);
+        if recomputed {
+            engine.recompute(taken.key, Some(reservation), token, 0.0);
+        } else {
+            engine.attach(taken.key, reservation, token, 0.0);
+        }
+        let events = engine.step(0.0).events;
+        let ended = events.iter().find(|(key, _)| *key == taken.key);
+        let Some((_, EngineEvent::Failed { message, .. })) = ended else {
+            panic!("{events:?}");
+        };
+        assert!(message.starts_with("firstToken: id 70000"), "{message}");
+    }
+    assert_eq!(engine.operations(), 1);
+    while engine.step(0.0).next == Next::Again {}
+    assert_eq!(engine.operations(), 0, "{other:?} ended as it should");
+    assert_eq!(engine.pool().counts().active, 0);
 }
 
 #[test]
@@ -304,7 +335,8 @@ fn one_that_is_cancelled_within_a_step_does_not_shift_the_others_results() {
     engine.begin(0.0);
     assert!(engine.cancel(keys[0]));
     let mut tokens: BTreeMap<SequenceKey, Vec<u32>> = BTreeMap::new();
-    let mut outcome = engine.compute(0.0, |_| ());
+    let forwarded = engine.forward();
+    let mut outcome = engine.conclude(forwarded, 0.0);
     engine.step_over();
     loop {
         for (key, event) in outcome.events {
@@ -352,12 +384,11 @@ fn nothing_of_a_modelled_step_shows_before_its_time_has_passed() {
     let computed = || pool.cached_tokens(&tokens, &scope);
     engine.submit(request, 0.0).unwrap();
     engine.begin(0.0);
-    let mut passed = 0.0;
-    engine.compute(0.0, |modelled| {
-        assert_eq!(computed(), 0, "its blocks could be read already");
-        passed = modelled;
-    });
-    assert!(passed > 1.0, "{passed} ms");
+    let forwarded = engine.forward();
+    assert_eq!(computed(), 0, "its blocks could be read already");
+    let modelled = forwarded.modelled();
+    assert!(modelled.is_some_and(|modelled| modelled > 1.0), "{modelled:?} ms");
+    engine.conclude(forwarded, 0.0);
     assert!(computed() >= 64);
 }
 
@@ -373,7 +404,8 @@ fn load_counts_what_is_admitted_from_the_report_that_the_admission_names() {
     assert_eq!((second.queued_tokens, second.queued_sequences), (80, 1));
     // A step shows while its time passes, modelled time too.
     engine.begin(1.0);
-    engine.compute(1.0, |_| ());
+    let forwarded = engine.forward();
+    engine.conclude(forwarded, 1.0);
     let during = engine.board().report(1.5, engine.pool(), false);
     assert_eq!(during.queued_tokens, 80);
     assert!(during.step_remaining_milliseconds > 0.0);

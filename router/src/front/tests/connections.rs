@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use baton_system::network::Listener;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +27,9 @@ async fn served(setup: Setup) -> Served {
     let config = setup.config.clone();
     let (routes, started) = setup.build();
     let stop = shutdown.clone();
-    let task = tokio::spawn(async move { serve(listener, routes, &config, stop).await });
+    let task = tokio::spawn(async move {
+        serve(Listener::Machine(listener), routes, &config, stop).await;
+    });
     Served {
         address,
         started,

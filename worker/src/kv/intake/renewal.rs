@@ -1,10 +1,11 @@
 //! Keeping a claimed lease alive while its blocks are read, on the reader's own timer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_protocol::failure::HandoffFailure;
 use baton_protocol::ids::{Generation, LeaseId, TransferId};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::client::LeaseClient;
 use super::{Doubt, RETRY_PAUSE};
@@ -51,7 +52,7 @@ impl<'a> Renewal<'a> {
         let mut due = self.window.lock().renew_at();
         loop {
             let until = self.window.lock().reads_until();
-            tokio::time::sleep_until((self.zero + Duration::from_millis(due.min(until))).into())
+            tokio::time::sleep_until(self.zero + Duration::from_millis(due.min(until)))
                 .await;
             if !self.may_read() {
                 return Doubt::new(
@@ -62,7 +63,7 @@ impl<'a> Renewal<'a> {
             let asked_at = self.now();
             let answer = tokio::select! {
                 answer = client.renew(self.lease, self.generation, self.transfer) => answer,
-                () = tokio::time::sleep_until((self.zero + Duration::from_millis(until)).into()) => continue,
+                () = tokio::time::sleep_until(self.zero + Duration::from_millis(until)) => continue,
             };
             match answer {
                 Ok(Ok(granted)) => {

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_protocol::failure::HandoffFailure;
 use baton_protocol::hash::BlockHash;
+use tokio::time::Instant;
 
 use super::verify::{ChecksumMode, Expected, verify};
-use crate::kv::Reservation;
+use crate::kv::{Proof, Reservation};
 use crate::kv::store::{BlockId, BlockStore};
 use crate::transport::{Arrival, BlockSink};
 
@@ -23,8 +23,8 @@ pub(super) struct ReservedSink {
     /// What each must be: one for each of `blocks`.
     expected: Vec<Expected>,
     first: u32,
-    /// Checksums of the verified ones, in order.
-    verified: Vec<u64>,
+    /// What is known of the verified ones, in order.
+    verified: Vec<Proof>,
     pub(super) sealed: Option<(u32, Instant)>,
     pub(super) last_verified: Option<Instant>,
 }
@@ -88,7 +88,7 @@ impl ReservedSink {
         self.first + self.expected.len() as u32
     }
 
-    pub(super) fn verified(&self) -> &[u64] {
+    pub(super) fn verified(&self) -> &[Proof] {
         &self.verified
     }
 
@@ -113,13 +113,13 @@ impl BlockSink for ReservedSink {
 
     fn arrived(&mut self, arrival: &Arrival) -> Result<(), HandoffFailure> {
         let position = self.position(arrival.index)?;
-        verify(
+        let proof = verify(
             arrival,
             &self.expected[position],
             self.mode,
             &self.store.read(self.blocks[position]),
         )?;
-        self.verified.push(arrival.before.checksum);
+        self.verified.push(proof);
         self.last_verified = Some(Instant::now());
         Ok(())
     }

@@ -6,6 +6,7 @@ use baton_protocol::card::Role;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::{LeaseId, OperationId};
 use baton_protocol::wire::{self, PrefillEvent, prefill_event::Event};
+use baton_system::entropy;
 use futures::{Stream, StreamExt as _};
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -76,9 +77,8 @@ async fn submit(
 ) -> Result<(Admitted, Registered, Asked), Refused> {
     let operation = request.operation.unwrap_or_default();
     daemon.admit(&operation, Role::Prefill)?;
-    let mut lease = [0; 16];
-    getrandom::fill(&mut lease)
-        .map_err(|error| messages::invalid(format!("lease: no random numbers: {error}")))?;
+    let lease = entropy::bytes(&*daemon.entropy)
+        .map_err(|error| messages::invalid(format!("lease: {error}")))?;
     let terms = PrefillTerms {
         lease: LeaseId(lease),
         lease_duration: match request.lease_milliseconds {

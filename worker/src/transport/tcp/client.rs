@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use baton_system::network::{Network, Stream};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::TcpOptions;
@@ -16,13 +16,14 @@ use crate::transport::{Arrival, BlockSink, End, FetchRequest, TransportError};
 const READ: usize = 512;
 
 struct Connection<'a> {
-    stream: TcpStream,
+    stream: Stream,
     address: &'a str,
     silence: Duration,
     buffer: Vec<u8>,
 }
 
 pub(super) async fn fetch(
+    network: &dyn Network,
     options: TcpOptions,
     request: &FetchRequest,
     sink: &mut dyn BlockSink,
@@ -38,11 +39,10 @@ pub(super) async fn fetch(
             message: format!("the transfer id is longer than {MAX_TRANSFER} bytes"),
         });
     }
-    let stream = timeout(options.connect, TcpStream::connect(address))
+    let stream = timeout(options.connect, network.connect(address))
         .await
         .map_err(|_| lost(io::ErrorKind::TimedOut.into()))?
         .map_err(lost)?;
-    stream.set_nodelay(true).map_err(lost)?;
     let mut connection = Connection {
         stream,
         address,

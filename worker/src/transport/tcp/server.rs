@@ -2,9 +2,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
+use baton_system::network::{ACCEPT_PAUSE, Listener, Stream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -16,11 +15,8 @@ use super::frame::{Frame, Open, PREAMBLE, Why};
 use crate::kv::lease::{ManifestEntry, Next};
 use crate::transport::BlockSource;
 
-/// After a failed accept (no file descriptors): long enough not to spin, short beside any deadline.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-
 pub(super) async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     source: Arc<dyn BlockSource>,
     options: TcpOptions,
     stop: CancellationToken,
@@ -58,7 +54,7 @@ pub(super) async fn serve(
                 }
                 Err(error) => {
                     warn!(%error, "accepting a transfer connection failed");
-                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
         }
@@ -67,7 +63,7 @@ pub(super) async fn serve(
 }
 
 /// Tells a reader that is one too many, without waiting for it.
-fn refuse(stream: &TcpStream) {
+fn refuse(stream: &Stream) {
     let mut out = PREAMBLE.to_vec();
     Frame::Ended(Why::Busy).encode(&mut out);
     // If it does not fit into a fresh socket's buffer the reader sees the connection close, which says as much.
@@ -75,11 +71,10 @@ fn refuse(stream: &TcpStream) {
 }
 
 async fn connection(
-    stream: TcpStream,
+    stream: Stream,
     source: &dyn BlockSource,
     options: TcpOptions,
 ) -> io::Result<()> {
-    stream.set_nodelay(true)?;
     let open = timeout(options.handshake, read_open(&stream))
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
@@ -100,7 +95,7 @@ async fn connection(
 }
 
 /// Preamble and `Open`, and not a byte more: a reader has nothing else to say.
-async fn read_open(stream: &TcpStream) -> io::Result<Open> {
+async fn read_open(stream: &Stream) -> io::Result<Open> {
     let malformed = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
     let mut buffer = Vec::new();
     loop {
@@ -129,7 +124,7 @@ async fn read_open(stream: &TcpStream) -> io::Result<Open> {
 }
 
 struct Serving<'a> {
-    stream: TcpStream,
+    stream: Stream,
     source: &'a dyn BlockSource,
     options: TcpOptions,
     open: Open,
