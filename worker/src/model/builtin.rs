@@ -1,7 +1,7 @@
 //! Builtin: Llama-architecture models on one CPU thread, from a GGUF file or generated.
 //!
 //! - [`llama`]: the forward pass. [`attention`]: over the f16 KV as it lies in the blocks. [`rope`]: positions.
-//! - [`matrix`]: quantised weights and activations; [`tiles`]: how they lie in memory and the product itself.
+//! - Matrices, their products and the inner loops of attention are `baton-kernels`, which also chooses the instruction set.
 //! - [`gguf`]: reads a file, or says in one line what is wrong with it.
 //!
 //! The invariant of [`super::Model`] holds bit for bit because every number that comes out is a chain of operations over one
@@ -14,9 +14,7 @@
 pub mod attention;
 pub mod gguf;
 pub mod llama;
-pub mod matrix;
 pub mod rope;
-pub mod tiles;
 
 use std::path::Path;
 

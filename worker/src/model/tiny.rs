@@ -2,10 +2,11 @@
 //!
 //! Its arithmetic is the Builtin engine's, so what holds for it bit for bit holds there.
 
+use baton_kernels::Matrix;
+
 use super::artifacts::{self, BYTE_LEVEL_TOKENS, END_OF_TEXT, MESSAGE_END};
 use super::builtin::Llama;
 use super::builtin::llama::{Layer, NUMERICS, Weights};
-use super::builtin::matrix::Matrix;
 use super::builtin::rope::RopeTable;
 use super::{ModelFacts, Rope, Shape};
 

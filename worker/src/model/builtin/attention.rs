@@ -1,26 +1,23 @@
 //! Attention over the KV as it lies in the blocks: f16, the chunk's own tokens included.
 //!
-//! The keys of a sequence are widened and transposed into tiles of 16 tokens, so that a vector holds
-//! one dimension of several tokens; the values are cut into panels of 16 dimensions. A score is then a chain of fused
-//! multiply-adds over the dimensions in order, an output a chain over the tokens in order. Which queries are computed together
-//! decides only how often a key is loaded: a chain never sees another query, and a token past a query's own position
-//! enters with weight zero.
+//! Keys are widened and transposed a tile of sixteen tokens at a time, so that a vector holds one dimension of several tokens; values
+//! a stretch of tokens at a time. All queries of a strip use what was widened before the next tokens are read. A token past
+//! a query's own position enters with weight zero, and a query's numbers never meet another query's.
 
+use std::ops::Range;
+
+use baton_kernels::{Host, LANES, WIDEST_GROUP, Weighing};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use wide::f32x8;
 
 use super::super::{ModelError, Shape};
 use crate::kv::store::{BlockId, BlockStore};
 
-/// Tokens of a key tile and dimensions of a value panel: two vectors.
-pub const TILE: usize = 16;
-/// Queries computed together: with two vectors each they leave room for keys in 16 registers.
-const GROUP: usize = 4;
-/// Groups that pass over keys and values together, so that these come from memory a quarter as often.
-const STRIP: usize = 4;
-/// Tokens of a value panel that all groups of a strip use before the next ones: 128 × 64 bytes are a quarter of a first-level cache.
-const STRETCH: usize = 128;
+/// Bytes of scores that the queries of a strip may have: they are written, softened and read again, so they and the keys and values of
+/// a head (512 KiB for 2,048 tokens of 64 dimensions) should stay in a second-level cache of 2 MiB.
+const SCORES: usize = 768 << 10;
+/// Tokens whose values are widened at once, a multiple of a tile: 64 × 64 × 4 bytes are a third of a first-level cache.
+const STRETCH: usize = 64;
 
 /// Where things lie in a block, in f16 values: `[layer][K,V][token][kv_head][head_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -85,13 +82,14 @@ impl BlockLayout {
 /// Buffers of the attention of one sequence in one layer, reused.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
-    /// `[kv_head][tile][dimension][token of the tile]`.
-    keys: Vec<[f32; TILE]>,
-    /// `[kv_head][panel][token][dimension of the panel]`.
-    values: Vec<[f32; TILE]>,
-    /// Keys of one tile before they are transposed, `[token][kv_head][dimension]`.
+    /// A tile of keys of one head, `[dimension][token]`.
+    keys: Vec<[f32; LANES]>,
+    /// A stretch of values of one head, `[token][panel of dimensions]`.
+    values: Vec<[f32; LANES]>,
+    /// Rows of a tile that lies in several blocks.
     staged: Vec<f16>,
-    groups: [Group; STRIP],
+    /// Those of the strip, as many for each of its KV heads.
+    groups: Vec<Group>,
 }
 
 /// Queries whose chains run side by side.
@@ -99,17 +97,17 @@ pub struct Attention {
 struct Group {
     size: usize,
     /// Tokens that each query sees; the last one sees the most.
-    visible: [usize; GROUP],
+    visible: [usize; WIDEST_GROUP],
     /// Where each query lies in the rows, and its output in the outputs.
-    places: [usize; GROUP],
+    places: [usize; WIDEST_GROUP],
     /// `[dimension][query]`, scaled.
-    queries: Vec<[f32; GROUP]>,
-    /// Scores, then weights, `[query][tile]`.
-    scores: [Vec<[f32; TILE]>; GROUP],
+    queries: Vec<f32>,
+    /// Scores, then weights, `[tile][query][token]`.
+    scores: Vec<[f32; LANES]>,
     /// Of the weights of each query.
-    totals: [f32; GROUP],
+    totals: [f32; WIDEST_GROUP],
     /// Weighted values so far, `[panel][query]`.
-    sums: Vec<[[f32; TILE]; GROUP]>,
+    sums: Vec<[f32; LANES]>,
 }
 
 /// Rows of one sequence that attend in one layer.
@@ -119,309 +117,246 @@ pub struct Rows<'a> {
     pub layer: usize,
     /// Position of the first row.
     pub start: usize,
+    pub heads: usize,
     /// Rotated queries, `[row][head][dimension]`.
     pub queries: &'a [f32],
+}
+
+/// Where the keys and values of a sequence are.
+struct Source<'a> {
+    kv: &'a BlockStore,
+    layout: BlockLayout,
+    rows: &'a Rows<'a>,
+}
+
+/// The queries that pass over keys and values together.
+struct Strip {
+    kv_heads: Range<usize>,
+    /// (row, head) pairs that share a KV head, by row: neighbours see nearly the same tokens.
+    pairs: Range<usize>,
 }
 
 impl Attention {
     /// Writes `[row][head][dimension]` to `out`. The KV of the rows themselves is in the blocks already.
     pub fn attend(
         &mut self,
+        host: Host,
         kv: &BlockStore,
         layout: BlockLayout,
         rows: &Rows<'_>,
-        heads: usize,
         out: &mut [f32],
     ) {
-        let head_dim = layout.head_dim;
-        let width = heads * head_dim;
-        let sharing = heads / layout.kv_heads;
-        let count = rows.queries.len() / width;
-        let tokens = rows.start + count;
-        self.load(kv, layout, rows, tokens);
+        let source = Source { kv, layout, rows };
+        let count = rows.queries.len() / (rows.heads * layout.head_dim);
+        let pairs = count * source.sharing();
+        let tokens = (rows.start + count).next_multiple_of(LANES);
+        let together = SCORES / size_of::<f32>() / tokens;
+        if pairs * layout.kv_heads <= together {
+            // Few queries: keys and values are read from memory once, in the order in which they lie.
+            let strip = Strip {
+                kv_heads: 0..layout.kv_heads,
+                pairs: 0..pairs,
+            };
+            self.strip(host, &source, &strip, out);
+            return;
+        }
+        let together = (together / WIDEST_GROUP).max(1) * WIDEST_GROUP;
         for kv_head in 0..layout.kv_heads {
-            // (row, head) pairs that share this KV head, by row: neighbours see nearly the same tokens.
-            let pairs = count * sharing;
-            for first in (0..pairs).step_by(STRIP * GROUP) {
-                let mut used = 0;
-                for (group, first) in self.groups.iter_mut().zip((first..pairs).step_by(GROUP)) {
-                    group.size = GROUP.min(pairs - first);
-                    for query in 0..group.size {
-                        let row = (first + query) / sharing;
-                        let head = kv_head * sharing + (first + query) % sharing;
-                        group.visible[query] = rows.start + row + 1;
-                        group.places[query] = row * width + head * head_dim;
-                    }
-                    group.prepare(rows.queries, head_dim);
-                    used += 1;
-                }
-                self.strip(used, kv_head, head_dim, tokens, out);
+            for first in (0..pairs).step_by(together) {
+                let strip = Strip {
+                    kv_heads: kv_head..kv_head + 1,
+                    pairs: first..pairs.min(first + together),
+                };
+                self.strip(host, &source, &strip, out);
             }
         }
     }
 
-    /// Widens the keys and values of tokens `0..tokens`, all heads while a block is at hand: memory delivers it as one stream.
-    fn load(&mut self, kv: &BlockStore, layout: BlockLayout, rows: &Rows<'_>, tokens: usize) {
-        let head_dim = layout.head_dim;
-        let width = layout.token_values();
-        let tiles = tokens.div_ceil(TILE);
-        let panels = head_dim / TILE;
-        self.keys
-            .resize(layout.kv_heads * tiles * head_dim, [0.0; TILE]);
-        self.values
-            .resize(layout.kv_heads * panels * tokens, [0.0; TILE]);
-        self.staged.resize(TILE * width, f16::ZERO);
-        let mut token = 0;
-        for id in rows.blocks {
-            let block = kv.read(*id);
-            let block: &[f16] = bytemuck::cast_slice(&block);
-            let block = &block[layout.layer(rows.layer)..][..2 * layout.side()];
-            let (keys, values) = block.split_at(layout.side());
-            for (keys, values) in keys
-                .chunks_exact(width)
-                .zip(values.chunks_exact(width))
-                .take(tokens - token)
-            {
-                let staged = token % TILE * width;
-                self.staged[staged..staged + width].copy_from_slice(keys);
-                // Panels of all heads follow each other.
-                for (panel, part) in values.as_chunks::<TILE>().0.iter().enumerate() {
-                    part.convert_to_f32_slice(&mut self.values[panel * tokens + token]);
-                }
-                token += 1;
-                if token % TILE == 0 || token == tokens {
-                    let tile = (token - 1) / TILE;
-                    for head in 0..layout.kv_heads {
-                        let first = (head * tiles + tile) * head_dim;
-                        transpose(
-                            &self.staged[head * head_dim..],
-                            width,
-                            &mut self.keys[first..first + head_dim],
-                        );
+    fn strip(&mut self, host: Host, source: &Source<'_>, strip: &Strip, out: &mut [f32]) {
+        let head_dim = source.layout.head_dim;
+        let panels = head_dim / LANES;
+        let width = source.layout.token_values();
+        let each = self.gather(host, source, strip);
+        let groups = &mut self.groups[..each * strip.kv_heads.len()];
+        let farthest = groups.iter().map(Group::farthest).max().unwrap_or(0);
+
+        self.keys.resize(head_dim, [0.0; LANES]);
+        for first in (0..farthest).step_by(LANES) {
+            let tokens = first..farthest.min(first + LANES);
+            let count = tokens.len();
+            source.read(&mut self.staged, Side::Keys, tokens, |rows| {
+                let heads = strip.kv_heads.clone().zip(groups.chunks_mut(each));
+                for (kv_head, groups) in heads {
+                    let rows = &rows[kv_head * head_dim..];
+                    host.transpose(rows, width, count, &mut self.keys);
+                    for group in groups.iter_mut().filter(|group| first < group.farthest()) {
+                        let at = first / LANES * group.size;
+                        let scores = &mut group.scores[at..at + group.size];
+                        host.score(&self.keys, &group.queries, scores);
                     }
                 }
-            }
-            if token == tokens {
-                break;
-            }
-        }
-    }
-
-    /// Runs the first `used` groups: all of them over one stretch of keys or values while it is in the first-level cache.
-    fn strip(
-        &mut self,
-        used: usize,
-        kv_head: usize,
-        head_dim: usize,
-        tokens: usize,
-        out: &mut [f32],
-    ) {
-        let groups = &mut self.groups[..used];
-        let tiles = tokens.div_ceil(TILE) * head_dim;
-        let keys = &self.keys[kv_head * tiles..][..tiles];
-        let panels = head_dim / TILE * tokens;
-        let values = &self.values[kv_head * panels..][..panels];
-        for (tile, keys) in keys.chunks_exact(head_dim).enumerate() {
-            for group in groups.iter_mut() {
-                if tile * TILE < group.farthest() {
-                    group.score(tile, keys);
-                }
-            }
+            });
         }
         for group in groups.iter_mut() {
-            for query in 0..group.size {
-                group.totals[query] = soften(&mut group.scores[query], group.visible[query]);
+            let size = group.size;
+            for query in 0..size {
+                let visible = group.visible[query];
+                group.totals[query] = host.soften(&mut group.scores, query, size, visible);
             }
         }
-        for (panel, values) in values.chunks_exact(tokens).enumerate() {
-            for (stretch, values) in values.chunks(STRETCH).enumerate() {
-                for group in groups.iter_mut() {
-                    let left = group.farthest().saturating_sub(stretch * STRETCH);
-                    if left > 0 {
-                        let values = &values[..left.min(values.len())];
-                        group.weigh(panel, stretch * STRETCH, values);
-                    }
+        self.values.resize(STRETCH * panels, [0.0; LANES]);
+        for first in (0..farthest).step_by(STRETCH) {
+            let end = farthest.min(first + STRETCH);
+            for (kv_head, groups) in strip.kv_heads.clone().zip(groups.chunks_mut(each)) {
+                source.values(&mut self.staged, kv_head, first..end, &mut self.values);
+                for group in groups.iter_mut().filter(|group| first < group.farthest()) {
+                    let count = end.min(group.farthest()) - first;
+                    host.weigh(Weighing {
+                        size: group.size,
+                        panels,
+                        values: &self.values[..count * panels],
+                        weights: &group.scores[first / LANES * group.size..],
+                        sums: &mut group.sums,
+                    });
                 }
             }
         }
         for group in groups.iter() {
             for query in 0..group.size {
-                for (panel, sums) in group.sums.iter().enumerate() {
-                    let place = group.places[query] + panel * TILE;
-                    for (out, sum) in out[place..place + TILE].iter_mut().zip(sums[query]) {
-                        *out = sum / group.totals[query];
-                    }
+                let place = group.places[query];
+                let (outputs, _) = out[place..place + head_dim].as_chunks_mut::<LANES>();
+                let sums = group.sums.iter().skip(query).step_by(group.size);
+                for (out, sums) in outputs.iter_mut().zip(sums) {
+                    *out = sums.map(|sum| sum / group.totals[query]);
                 }
             }
         }
+    }
+
+    /// Cuts the strip into groups and makes them ready; returns how many each KV head has.
+    fn gather(&mut self, host: Host, source: &Source<'_>, strip: &Strip) -> usize {
+        let Source { layout, rows, .. } = source;
+        let head_dim = layout.head_dim;
+        let sharing = source.sharing();
+        let mut used = 0;
+        for kv_head in strip.kv_heads.clone() {
+            let mut first = strip.pairs.start;
+            while first < strip.pairs.end {
+                if used == self.groups.len() {
+                    self.groups.push(Group::default());
+                }
+                let group = &mut self.groups[used];
+                group.size = host.group(strip.pairs.end - first);
+                for query in 0..group.size {
+                    let row = (first + query) / sharing;
+                    let head = kv_head * sharing + (first + query) % sharing;
+                    group.visible[query] = rows.start + row + 1;
+                    group.places[query] = (row * rows.heads + head) * head_dim;
+                }
+                group.prepare(rows.queries, head_dim);
+                first += group.size;
+                used += 1;
+            }
+        }
+        used / strip.kv_heads.len()
     }
 }
 
 impl Group {
     fn farthest(&self) -> usize {
-        self.visible[..self.size].last().copied().unwrap_or(0)
+        self.visible[self.size - 1]
     }
 
     fn prepare(&mut self, rows: &[f32], head_dim: usize) {
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.queries.clear();
-        self.queries.resize(head_dim, [0.0; GROUP]);
-        for (query, place) in self.places.iter().take(self.size).enumerate() {
-            let row = &rows[*place..*place + head_dim];
-            for (queries, value) in self.queries.iter_mut().zip(row) {
-                queries[query] = value * scale;
+        self.queries.resize(head_dim * self.size, 0.0);
+        for query in 0..self.size {
+            let row = &rows[self.places[query]..][..head_dim];
+            let places = self.queries.iter_mut().skip(query).step_by(self.size);
+            for (place, value) in places.zip(row) {
+                *place = value * scale;
             }
         }
-        let tiles = self.farthest().div_ceil(TILE);
-        for scores in self.scores.iter_mut().take(self.size) {
-            scores.resize(tiles, [0.0; TILE]);
-        }
+        let tiles = self.farthest().div_ceil(LANES);
+        self.scores.resize(tiles * self.size, [0.0; LANES]);
         self.sums.clear();
-        self.sums.resize(head_dim / TILE, [[0.0; TILE]; GROUP]);
-    }
-
-    fn score(&mut self, tile: usize, keys: &[[f32; TILE]]) {
-        match self.size {
-            1 => self.score_of::<1>(tile, keys),
-            2 => self.score_of::<2>(tile, keys),
-            3 => self.score_of::<3>(tile, keys),
-            _ => self.score_of::<GROUP>(tile, keys),
-        }
-    }
-
-    #[inline(always)]
-    fn score_of<const N: usize>(&mut self, tile: usize, keys: &[[f32; TILE]]) {
-        let found = dots::<N>(keys, &self.queries);
-        for (scores, found) in self.scores.iter_mut().zip(found) {
-            scores[tile] = found;
-        }
-    }
-
-    fn weigh(&mut self, panel: usize, first: usize, values: &[[f32; TILE]]) {
-        match self.size {
-            1 => self.weigh_of::<1>(panel, first, values),
-            2 => self.weigh_of::<2>(panel, first, values),
-            3 => self.weigh_of::<3>(panel, first, values),
-            _ => self.weigh_of::<GROUP>(panel, first, values),
-        }
-    }
-
-    #[inline(always)]
-    fn weigh_of<const N: usize>(&mut self, panel: usize, first: usize, values: &[[f32; TILE]]) {
-        let weights: [&[f32]; N] = std::array::from_fn(|query| {
-            &self.scores[query].as_flattened()[first..first + values.len()]
-        });
-        weigh::<N>(values, weights, &mut self.sums[panel]);
+        self.sums
+            .resize(head_dim / LANES * self.size, [0.0; LANES]);
     }
 }
 
-/// `[16 tokens][dimension]` to `[dimension][16 tokens]`, widened.
-fn transpose(staged: &[f16], stride: usize, keys: &mut [[f32; TILE]]) {
-    let head_dim = keys.len();
-    for half in 0..2 {
-        for first in (0..head_dim).step_by(8) {
-            let square = std::array::from_fn(|token| {
-                let at = (half * 8 + token) * stride + first;
-                let mut row = [0.0; 8];
-                staged[at..at + 8].convert_to_f32_slice(&mut row);
-                f32x8::new(row)
+#[derive(Clone, Copy)]
+enum Side {
+    Keys,
+    Values,
+}
+
+impl Source<'_> {
+    fn sharing(&self) -> usize {
+        self.rows.heads / self.layout.kv_heads
+    }
+
+    /// Hands over the rows of some tokens, `[token][kv_head][dimension]`: as they lie where one block has them all.
+    fn read(
+        &self,
+        staged: &mut Vec<f16>,
+        side: Side,
+        tokens: Range<usize>,
+        mut with: impl FnMut(&[f16]),
+    ) {
+        let layout = self.layout;
+        let width = layout.token_values();
+        let offset = layout.layer(self.rows.layer)
+            + match side {
+                Side::Keys => 0,
+                Side::Values => layout.side(),
+            };
+        let within = tokens.start % layout.block_size;
+        if within + tokens.len() <= layout.block_size {
+            let block = self.kv.read(self.rows.blocks[tokens.start / layout.block_size]);
+            let block: &[f16] = bytemuck::cast_slice(&block);
+            with(&block[offset + within * width..][..tokens.len() * width]);
+            return;
+        }
+        staged.resize(tokens.len() * width, f16::ZERO);
+        for (token, staged) in tokens.zip(staged.chunks_exact_mut(width)) {
+            let block = self.kv.read(self.rows.blocks[token / layout.block_size]);
+            let block: &[f16] = bytemuck::cast_slice(&block);
+            let within = token % layout.block_size;
+            staged.copy_from_slice(&block[offset + within * width..][..width]);
+        }
+        with(staged);
+    }
+
+    /// Widens the values of one head for a stretch of tokens.
+    fn values(
+        &self,
+        staged: &mut Vec<f16>,
+        kv_head: usize,
+        tokens: Range<usize>,
+        values: &mut [[f32; LANES]],
+    ) {
+        let head_dim = self.layout.head_dim;
+        let width = self.layout.token_values();
+        let mut wide = values.as_flattened_mut().chunks_exact_mut(head_dim);
+        for first in tokens.clone().step_by(LANES) {
+            let tile = first..tokens.end.min(first + LANES);
+            self.read(staged, Side::Values, tile, |rows| {
+                for (row, wide) in rows.chunks_exact(width).zip(wide.by_ref()) {
+                    row[kv_head * head_dim..][..head_dim].convert_to_f32_slice(wide);
+                }
             });
-            for (dimension, column) in f32x8::transpose(square).into_iter().enumerate() {
-                keys[first + dimension][half * 8..half * 8 + 8].copy_from_slice(&column.to_array());
-            }
         }
-    }
-}
-
-#[inline(always)]
-fn load(values: &[f32]) -> f32x8 {
-    let mut lanes = [0.0; 8];
-    lanes.copy_from_slice(values);
-    f32x8::new(lanes)
-}
-
-#[inline(always)]
-fn halves(values: &[f32; TILE]) -> [f32x8; 2] {
-    let (left, right) = values.split_at(TILE / 2);
-    [load(left), load(right)]
-}
-
-#[inline(always)]
-fn joined(halves: [f32x8; 2]) -> [f32; TILE] {
-    let mut values = [0.0; TILE];
-    values[..8].copy_from_slice(&halves[0].to_array());
-    values[8..].copy_from_slice(&halves[1].to_array());
-    values
-}
-
-/// Scores of `N` queries against one tile of keys.
-#[inline(always)]
-fn dots<const N: usize>(keys: &[[f32; TILE]], queries: &[[f32; GROUP]]) -> [[f32; TILE]; N] {
-    let mut sums = [[f32x8::ZERO; 2]; N];
-    for (keys, queries) in keys.iter().zip(queries) {
-        let keys = halves(keys);
-        for query in 0..N {
-            let value = f32x8::splat(queries[query]);
-            for half in 0..2 {
-                sums[query][half] = keys[half].mul_add(value, sums[query][half]);
-            }
-        }
-    }
-    sums.map(joined)
-}
-
-/// Turns scores into weights e^(score − highest), zero past `visible`; returns their sum.
-fn soften(scores: &mut [[f32; TILE]], visible: usize) -> f32 {
-    scores.as_flattened_mut()[visible..].fill(f32::NEG_INFINITY);
-    let mut highest = f32x8::splat(f32::NEG_INFINITY);
-    for tile in scores.iter() {
-        let [left, right] = halves(tile);
-        highest = highest.max(left).max(right);
-    }
-    let highest = highest
-        .to_array()
-        .into_iter()
-        .fold(f32::NEG_INFINITY, f32::max);
-    let highest = f32x8::splat(highest);
-    let mut total = f32x8::ZERO;
-    for tile in scores.iter_mut() {
-        let weights = halves(tile).map(|half| (half - highest).exp());
-        total = total + weights[0] + weights[1];
-        *tile = joined(weights);
-    }
-    total.reduce_add()
-}
-
-/// Adds one stretch of a panel of values, weighted for `N` queries, to their sums.
-#[inline(always)]
-fn weigh<const N: usize>(
-    values: &[[f32; TILE]],
-    weights: [&[f32]; N],
-    sums: &mut [[f32; TILE]; GROUP],
-) {
-    let weights = weights.map(|weights| &weights[..values.len()]);
-    let mut running: [[f32x8; 2]; N] = std::array::from_fn(|query| halves(&sums[query]));
-    for (token, values) in values.iter().enumerate() {
-        let values = halves(values);
-        for query in 0..N {
-            let weight = f32x8::splat(weights[query][token]);
-            for half in 0..2 {
-                running[query][half] = values[half].mul_add(weight, running[query][half]);
-            }
-        }
-    }
-    for (sums, running) in sums.iter_mut().zip(running) {
-        *sums = joined(running);
     }
 }
 
 /// Refuses a head size that the vectors do not divide.
 pub fn check_head_dim(head_dim: usize, file: &str) -> Result<(), ModelError> {
-    if head_dim == 0 || !head_dim.is_multiple_of(TILE) {
+    if head_dim == 0 || !head_dim.is_multiple_of(LANES) {
         return Err(ModelError::Malformed {
             file: file.to_owned(),
             field: "llama.attention.key_length".to_owned(),
-            problem: format!("head size {head_dim} is not a multiple of {TILE}"),
+            problem: format!("head size {head_dim} is not a multiple of {LANES}"),
         });
     }
     Ok(())

@@ -6,11 +6,12 @@
 mod container;
 mod vocabulary;
 
+use baton_kernels::BLOCK;
+
 use super::super::{ModelError, ModelFacts, Rope, Shape};
 use super::attention;
 use super::llama::{Layer, Llama, NUMERICS, Weights};
 use super::rope::RopeTable;
-use super::tiles::BLOCK;
 use container::Container;
 
 /// More of any of these is a damaged file, not a model for one CPU thread.

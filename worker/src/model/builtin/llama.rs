@@ -1,21 +1,21 @@
 //! The forward pass of the Llama architecture: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
 
-use wide::f32x8;
+use baton_kernels::{Activations, Host, Matrix};
 
 use super::super::{
     Batch, Model, ModelError, ModelFacts, Output, SequenceSlice, StepReport, check_batch,
 };
 use super::attention::{Attention, BlockLayout, Rows};
-use super::matrix::{Activations, Matrix};
 use super::rope::RopeTable;
 use crate::kv::store::BlockStore;
 
-/// Names the arithmetic of this file and of the modules it uses. To be changed with anything that changes a bit of the KV.
-pub const NUMERICS: &str = "baton-llama-v1";
+/// Names the arithmetic of this file, of the modules it uses and of `baton-kernels`. To be changed with anything that changes a bit of the KV.
+pub const NUMERICS: &str = "baton-llama-v2";
 
 /// Rows that run through the layers together. A larger batch is cut: results do not depend on it, and the rows' activations
-/// (128 rows × 1536 values × 4 bytes = 768 KiB for the embedded model) stay in the second-level cache while the weights pass by.
-const PANEL: usize = 128;
+/// (192 rows × 1536 values × 4 bytes = 1.2 MiB for the embedded model) stay in the second-level cache while the weights pass by. A
+/// multiple of the 12 rows that a product takes at once.
+const PANEL: usize = 192;
 
 /// Weights of one layer.
 #[derive(Clone, Debug)]
@@ -42,9 +42,16 @@ pub struct Weights {
     pub norm_epsilon: f32,
 }
 
+impl Weights {
+    fn output(&self) -> &Matrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+}
+
 /// A model ready to compute.
 #[derive(Debug)]
 pub struct Llama {
+    host: Host,
     facts: ModelFacts,
     weights: Weights,
     rope: RopeTable,
@@ -81,6 +88,7 @@ struct Run<'a> {
 impl Llama {
     pub fn new(facts: ModelFacts, weights: Weights, rope: RopeTable) -> Self {
         Self {
+            host: Host::best(),
             facts,
             weights,
             rope,
@@ -88,7 +96,32 @@ impl Llama {
         }
     }
 
+    /// Computes with an instruction set of the caller's choice: the same results, at another speed.
+    #[must_use]
+    pub fn on(mut self, host: Host) -> Self {
+        self.host = host;
+        self
+    }
+
+    /// Bytes of weights that a step reads, its rows of the embedding left out.
+    pub fn weight_bytes(&self) -> usize {
+        let layers = self.weights.layers.iter().map(|layer| {
+            let matrices = [
+                &layer.query,
+                &layer.key,
+                &layer.value,
+                &layer.output,
+                &layer.gate,
+                &layer.up,
+                &layer.down,
+            ];
+            matrices.map(Matrix::size).iter().sum::<usize>()
+        });
+        layers.sum::<usize>() + self.weights.output().size()
+    }
+
     fn panel(&mut self, runs: &[Run<'_>], kv: &BlockStore, outputs: &mut [Output]) {
+        let host = self.host;
         let shape = self.facts.shape;
         let layout = BlockLayout::new(&shape, kv);
         let weights = &self.weights;
@@ -114,16 +147,16 @@ impl Llama {
         }
 
         for (index, layer) in weights.layers.iter().enumerate() {
-            normalise(
+            host.normalise(
                 &mut scratch.normed,
                 &scratch.hidden,
                 &layer.attention_norm,
                 weights.norm_epsilon,
             );
-            scratch.quantised.quantise(&scratch.normed, shape.hidden);
-            layer.query.product(&scratch.quantised, &mut scratch.query);
-            layer.key.product(&scratch.quantised, &mut scratch.key);
-            layer.value.product(&scratch.quantised, &mut scratch.value);
+            scratch.quantised.quantise(host, &scratch.normed, shape.hidden);
+            layer.query.product(host, &scratch.quantised, &mut scratch.query);
+            layer.key.product(host, &scratch.quantised, &mut scratch.key);
+            layer.value.product(host, &scratch.quantised, &mut scratch.value);
             for run in runs {
                 for row in 0..run.count {
                     let position = run.start + row;
@@ -144,40 +177,41 @@ impl Llama {
                 );
                 let attending = run.row * query_width..(run.row + run.count) * query_width;
                 scratch.attention.attend(
+                    host,
                     kv,
                     layout,
                     &Rows {
                         blocks: run.slice.blocks,
                         layer: index,
                         start: run.start,
+                        heads: shape.heads,
                         queries: &scratch.query[attending.clone()],
                     },
-                    shape.heads,
                     &mut scratch.attended[attending],
                 );
             }
-            scratch.quantised.quantise(&scratch.attended, query_width);
+            scratch.quantised.quantise(host, &scratch.attended, query_width);
             layer
                 .output
-                .product(&scratch.quantised, &mut scratch.projected);
+                .product(host, &scratch.quantised, &mut scratch.projected);
             add(&mut scratch.hidden, &scratch.projected);
 
-            normalise(
+            host.normalise(
                 &mut scratch.normed,
                 &scratch.hidden,
                 &layer.feed_forward_norm,
                 weights.norm_epsilon,
             );
-            scratch.quantised.quantise(&scratch.normed, shape.hidden);
-            layer.gate.product(&scratch.quantised, &mut scratch.gate);
-            layer.up.product(&scratch.quantised, &mut scratch.up);
-            gated(&mut scratch.gate, &scratch.up);
+            scratch.quantised.quantise(host, &scratch.normed, shape.hidden);
+            layer.gate.product(host, &scratch.quantised, &mut scratch.gate);
+            layer.up.product(host, &scratch.quantised, &mut scratch.up);
+            host.gate(&mut scratch.gate, &scratch.up);
             scratch
                 .quantised
-                .quantise(&scratch.gate, shape.feed_forward);
+                .quantise(host, &scratch.gate, shape.feed_forward);
             layer
                 .down
-                .product(&scratch.quantised, &mut scratch.projected);
+                .product(host, &scratch.quantised, &mut scratch.projected);
             add(&mut scratch.hidden, &scratch.projected);
         }
 
@@ -198,16 +232,17 @@ impl Llama {
                 .extend_from_slice(&scratch.hidden[last * shape.hidden..][..shape.hidden]);
         }
         scratch.projected.resize(scratch.normed.len(), 0.0);
-        normalise(
+        host.normalise(
             &mut scratch.projected,
             &scratch.normed,
             &weights.norm,
             weights.norm_epsilon,
         );
-        scratch.quantised.quantise(&scratch.projected, shape.hidden);
-        let head = weights.head.as_ref().unwrap_or(&weights.embedding);
+        scratch.quantised.quantise(host, &scratch.projected, shape.hidden);
         let mut logits = vec![0.0; wanted.len() * shape.vocabulary];
-        head.product(&scratch.quantised, &mut logits);
+        weights
+            .output()
+            .product(host, &scratch.quantised, &mut logits);
         for (run, logits) in wanted.iter().zip(logits.chunks_exact(shape.vocabulary)) {
             outputs[run.index] = Output::Logits(logits.to_vec());
         }
@@ -256,39 +291,9 @@ impl Model for Llama {
     }
 }
 
-/// Root-mean-square norm of every row, times the weights.
-fn normalise(out: &mut [f32], rows: &[f32], weights: &[f32], epsilon: f32) {
-    let width = weights.len();
-    let (weights, _) = weights.as_chunks::<8>();
-    for (out, row) in out.chunks_exact_mut(width).zip(rows.chunks_exact(width)) {
-        let (row, _) = row.as_chunks::<8>();
-        let mut sum = f32x8::ZERO;
-        for values in row {
-            let values = f32x8::new(*values);
-            sum = values.mul_add(values, sum);
-        }
-        let scale = 1.0 / (sum.reduce_add() / width as f32 + epsilon).sqrt();
-        let (out, _) = out.as_chunks_mut::<8>();
-        for ((out, values), weights) in out.iter_mut().zip(row).zip(weights) {
-            *out = (f32x8::new(*values) * scale * f32x8::new(*weights)).to_array();
-        }
-    }
-}
-
 fn add(left: &mut [f32], right: &[f32]) {
     for (left, right) in left.iter_mut().zip(right) {
         *left += right;
-    }
-}
-
-/// SwiGLU: x / (1 + e^−x) · up.
-fn gated(gate: &mut [f32], up: &[f32]) {
-    let (gate, _) = gate.as_chunks_mut::<8>();
-    let (up, _) = up.as_chunks::<8>();
-    for (gate, up) in gate.iter_mut().zip(up) {
-        let value = f32x8::new(*gate);
-        let sigmoid = f32x8::ONE / (f32x8::ONE + (-value).exp());
-        *gate = (value * sigmoid * f32x8::new(*up)).to_array();
     }
 }
 

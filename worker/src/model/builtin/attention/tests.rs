@@ -45,10 +45,11 @@ fn attention_is_the_softmax_of_the_visible_tokens() {
         blocks: &blocks,
         layer: 1,
         start,
+        heads: SHAPE.heads,
         queries: &queries,
     };
     let mut out = vec![0.0; queries.len()];
-    Attention::default().attend(&kv, layout, &rows, SHAPE.heads, &mut out);
+    Attention::default().attend(Host::best(), &kv, layout, &rows, &mut out);
 
     let half = |value: f32| f64::from(f16::from_f32(value).to_f32());
     for row in 0..tokens - start {

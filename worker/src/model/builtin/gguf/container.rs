@@ -2,12 +2,12 @@
 
 use std::io::Cursor;
 
+use baton_kernels::Matrix;
 use candle_core::Device;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
 
 use super::super::super::ModelError;
-use super::super::matrix::Matrix;
 
 pub(super) struct Container<'a> {
     bytes: &'a [u8],

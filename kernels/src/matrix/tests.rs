@@ -13,12 +13,16 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-fn product_of(matrix: &Matrix, activations: &[f32], columns: usize) -> Vec<f32> {
+fn product_on(host: Host, matrix: &Matrix, activations: &[f32], columns: usize) -> Vec<f32> {
     let mut quantised = Activations::default();
-    quantised.quantise(activations, columns);
+    quantised.quantise(host, activations, columns);
     let mut out = vec![0.0; activations.len() / columns * matrix.rows()];
-    matrix.product(&quantised, &mut out);
+    matrix.product(host, &quantised, &mut out);
     out
+}
+
+fn product_of(matrix: &Matrix, activations: &[f32], columns: usize) -> Vec<f32> {
+    product_on(Host::best(), matrix, activations, columns)
 }
 
 fn exact(matrix: &Matrix, activations: &[f32], columns: usize) -> Vec<f64> {
@@ -88,13 +92,19 @@ fn products_are_those_of_the_weights() {
 
 #[test]
 fn a_row_alone_gives_the_bits_it_gives_in_a_batch() {
-    let (rows, columns, batch) = (24, 64, 23);
-    let activations = values(batch * columns, 3);
+    let (rows, columns, batch) = (24, 64, 27);
+    let mut activations = values(batch * columns, 3);
+    // A block of zeros has no scale of its own.
+    activations[5 * columns..5 * columns + BLOCK].fill(0.0);
     for matrix in [
         Matrix::from_f32(&values(rows * columns, 1), columns),
         Matrix::from_q4_1(&q4_1(rows, columns), columns),
     ] {
         let together = product_of(&matrix, &activations, columns);
+        for host in Host::all() {
+            let found = product_on(host, &matrix, &activations, columns);
+            assert!(found == together, "{} gives other bits", host.name());
+        }
         for (index, row) in activations.chunks_exact(columns).enumerate() {
             let alone = product_of(&matrix, row, columns);
             assert_eq!(alone, together[index * rows..][..rows]);
@@ -133,4 +143,30 @@ fn weights_survive_their_layout() {
     assert_eq!(row[0], -16.0);
     assert_eq!(row[31], -16.0);
     assert_eq!(row[16], 14.0);
+}
+
+#[test]
+fn the_largest_weights_and_activations_do_not_overflow() {
+    // Every weight -128 (Q8_0 may hold it) or 15, every activation at an end of its range.
+    let columns = 4096;
+    let mut q8 = Vec::new();
+    for _ in 0..columns / BLOCK {
+        q8.extend_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        q8.extend([0x80; BLOCK]);
+    }
+    let mut q4 = Vec::new();
+    for _ in 0..columns / BLOCK {
+        q4.extend_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        q4.extend_from_slice(&f16::from_f32(0.0).to_le_bytes());
+        q4.extend([0xff; BLOCK / 2]);
+    }
+    for host in Host::all() {
+        for value in [127.0, -127.0] {
+            let activations = vec![value; columns];
+            let found = product_on(host, &Matrix::from_q8_0(&q8, columns), &activations, columns);
+            assert_eq!(found, [-128.0 * value * columns as f32], "{}", host.name());
+            let found = product_on(host, &Matrix::from_q4_1(&q4, columns), &activations, columns);
+            assert_eq!(found, [15.0 * value * columns as f32], "{}", host.name());
+        }
+    }
 }
