@@ -11,7 +11,9 @@
 use std::sync::LazyLock;
 
 /// Words of a chunk: its keys take 8 KiB.
-const CHUNK_WORDS: usize = 512;
+pub const CHUNK_WORDS: usize = 512;
+/// Bytes of a chunk.
+pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 
 /// Keys of the words of a chunk.
 static WORD_KEYS: LazyLock<[u128; CHUNK_WORDS]> =
@@ -33,7 +35,19 @@ fn chunk_key(index: u64) -> u128 {
     key(index.wrapping_add(1 << 62))
 }
 
-fn chunk_hash(words: &[[u8; 8]], rest: &[u8], keys: &[u128; CHUNK_WORDS]) -> u64 {
+/// Keys of the words of a chunk, for an implementation that multiplies in another way.
+pub fn word_keys() -> &'static [u128; CHUNK_WORDS] {
+    &WORD_KEYS
+}
+
+/// Hash of one chunk of at most [`CHUNK_BYTES`]. A last word that is not full is padded with zeros.
+///
+/// # Panics
+/// When there are more bytes.
+pub fn chunk_hash(chunk: &[u8]) -> u64 {
+    assert!(chunk.len() <= CHUNK_BYTES, "a chunk is at most 4096 bytes");
+    let keys = word_keys();
+    let (words, rest) = chunk.as_chunks::<8>();
     let mut sum = 0u128;
     for (word, key) in words.iter().zip(keys) {
         sum = sum.wrapping_add(key.wrapping_mul(u128::from(u64::from_le_bytes(*word))));
@@ -48,16 +62,43 @@ fn chunk_hash(words: &[[u8; 8]], rest: &[u8], keys: &[u128; CHUNK_WORDS]) -> u64
     (sum >> 64) as u64
 }
 
-/// Checksum of `bytes`. A last word that is not full is padded with zeros; the length is part of the sum.
-pub fn checksum(bytes: &[u8]) -> u64 {
-    let keys = &*WORD_KEYS;
-    let mut sum = chunk_key(0).wrapping_mul(bytes.len() as u128);
-    for (chunk, index) in bytes.chunks(CHUNK_WORDS * 8).zip(1..) {
-        let (words, rest) = chunk.as_chunks::<8>();
-        let hash = chunk_hash(words, rest, keys);
-        sum = sum.wrapping_add(chunk_key(index).wrapping_mul(u128::from(hash)));
+/// The second level: chunk hashes, in order, to the checksum of all bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Total {
+    sum: u128,
+    next: u64,
+}
+
+impl Total {
+    /// For `length` bytes in all.
+    pub fn new(length: usize) -> Self {
+        Self {
+            sum: chunk_key(0).wrapping_mul(length as u128),
+            next: 1,
+        }
     }
-    (sum >> 64) as u64
+
+    /// Adds the hash of the next chunk. All but the last are of [`CHUNK_BYTES`].
+    pub fn add(&mut self, hash: u64) {
+        self.sum = self
+            .sum
+            .wrapping_add(chunk_key(self.next).wrapping_mul(u128::from(hash)));
+        self.next += 1;
+    }
+
+    /// The checksum.
+    pub fn finish(self) -> u64 {
+        (self.sum >> 64) as u64
+    }
+}
+
+/// Checksum of `bytes`. The length is part of it.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let mut total = Total::new(bytes.len());
+    for chunk in bytes.chunks(CHUNK_BYTES) {
+        total.add(chunk_hash(chunk));
+    }
+    total.finish()
 }
 
 #[cfg(test)]

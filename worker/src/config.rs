@@ -175,7 +175,11 @@ impl Default for KvPoolConfig {
             blocks: None,
             bytes: None,
             lease_seconds: 30,
-            transports: vec![TransportName::Local, TransportName::Tcp],
+            transports: vec![
+                TransportName::Local,
+                TransportName::Shm,
+                TransportName::Tcp,
+            ],
         }
     }
 }
@@ -184,6 +188,8 @@ impl Default for KvPoolConfig {
 pub enum TransportName {
     /// Within one process.
     Local,
+    /// Within one host.
+    Shm,
     Tcp,
 }
 
@@ -191,6 +197,7 @@ impl TransportName {
     pub fn word(self) -> &'static str {
         match self {
             Self::Local => "Local",
+            Self::Shm => "Shm",
             Self::Tcp => "Tcp",
         }
     }

@@ -1,12 +1,18 @@
-//! Moving KV bytes between workers: one trait, two implementations, one conformance suite.
+//! Moving KV bytes between workers: one trait, three implementations, one conformance suite.
 //!
 //! The reader pulls. It names lease, generation and transfer; the source serves nothing without a claim by that transfer, and
 //! each block as soon as it is published. What arrives is promised by the manifest, accompanied by the header that lay beside the
 //! block before and after its bytes were read, and proven by the sink: a transport moves bytes and judges nothing.
+//!
+//! - [`local`], [`shm`], [`tcp`]: within the process, within the host, anywhere. [`choice`]: which of them a pair uses.
+//! - [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
 
+pub mod checksum;
 pub mod choice;
 pub mod fault;
 pub mod local;
+pub mod memory;
+pub mod shm;
 pub mod tcp;
 
 #[cfg(test)]
@@ -24,7 +30,9 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::memory::Arena;
 use crate::kv::KvPool;
+use crate::kv::lease::one_sided::OneSidedRead;
 use crate::kv::lease::{Gone, Next};
 use crate::kv::store::BlockId;
 
@@ -58,6 +66,8 @@ pub struct Arrival {
     pub before: BlockHeader,
     /// And after.
     pub after: BlockHeader,
+    /// [`baton_protocol::checksum`] of the bytes in their place, where the transport summed them while it put them there.
+    pub checksum: Option<u64>,
 }
 
 /// A legal end: every block of the manifest has been given to the sink.
@@ -65,6 +75,28 @@ pub struct Arrival {
 pub struct End {
     /// Index in the whole sequence of the block after the last.
     pub end: u32,
+}
+
+/// What keeps a pair from using a transport that both have. Bounded: it is a metric's label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// Nobody listens there any more, or the system lets nobody connect.
+    Socket,
+    /// The two processes are different users'.
+    Credentials,
+    /// The source's memory cannot be mapped.
+    Memory,
+}
+
+impl Obstacle {
+    /// As in logs and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Socket => "socket",
+            Self::Credentials => "credentials",
+            Self::Memory => "memory",
+        }
+    }
 }
 
 /// Why a fetch ended without its end.
@@ -106,6 +138,16 @@ pub enum TransportError {
     /// The sink will not take what came.
     #[error("block refused by its reader: {0}")]
     Refused(HandoffFailure),
+    /// This way is closed to this pair, and nothing has come over it. Another transport may do.
+    #[error("source {address}: {message} ({}): use another transport", obstacle.word())]
+    Unusable {
+        /// The peer.
+        address: String,
+        /// What is in the way.
+        obstacle: Obstacle,
+        /// In words.
+        message: String,
+    },
     /// The source takes no more readers.
     #[error("source {address}: it serves as many readers as it can: try again")]
     Busy {
@@ -124,7 +166,9 @@ impl TransportError {
     pub fn failure(&self) -> HandoffFailure {
         match self {
             Self::Gone(_) => HandoffFailure::LeaseGone,
-            Self::Lost { .. } | Self::Busy { .. } => HandoffFailure::SourceLost,
+            Self::Lost { .. } | Self::Busy { .. } | Self::Unusable { .. } => {
+                HandoffFailure::SourceLost
+            }
             Self::Silent { .. } => HandoffFailure::Timeout,
             Self::Layout { .. } => HandoffFailure::LayoutMismatch,
             Self::Protocol { .. } => HandoffFailure::ProtocolError,
@@ -182,6 +226,25 @@ pub trait BlockSource: Debug + Send + Sync {
         block: BlockId,
         read: &mut dyn FnMut(&[u8]) -> io::Result<usize>,
     ) -> io::Result<usize>;
+    /// Memory that a reader on this host may map. `None`: all bytes go through [`Self::bytes`].
+    fn arena(&self) -> Option<&Arena> {
+        None
+    }
+    /// From now on a reader may touch the lease's blocks without asking. What is returned is kept until it cannot any more, and given
+    /// to [`Self::one_sided_end`].
+    fn one_sided_begin(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+    ) -> Result<Option<OneSidedRead>, Gone> {
+        let _ = (lease, generation, transfer);
+        Ok(None)
+    }
+    /// The reader has said that it stopped, or it is gone.
+    fn one_sided_end(&self, read: OneSidedRead) {
+        drop(read);
+    }
 }
 
 impl BlockSource for KvPool {
@@ -227,6 +290,23 @@ impl BlockSource for KvPool {
     ) -> io::Result<usize> {
         read(&self.store().read(block))
     }
+
+    fn arena(&self) -> Option<&Arena> {
+        Some(self.store().arena())
+    }
+
+    fn one_sided_begin(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+    ) -> Result<Option<OneSidedRead>, Gone> {
+        Self::one_sided_begin(self, lease, generation, transfer).map(Some)
+    }
+
+    fn one_sided_end(&self, read: OneSidedRead) {
+        Self::one_sided_end(self, read);
+    }
 }
 
 /// A source that has its address and now serves.
@@ -255,8 +335,14 @@ impl Debug for Listening {
 /// - `before` and `after` are read from the block around its bytes, so that reuse under the reader shows;
 /// - dropping a fetch stops all writes into the sink at once; dropping a source ends its fetches with [`TransportError::Lost`].
 pub trait Transport: Debug + Send + Sync {
-    /// Word in cards and policies: `Local`, `Tcp`.
+    /// Word in cards and policies: `Local`, `Shm`, `Tcp`.
     fn kind(&self) -> &'static str;
+
+    /// Whether an address of this kind can mean something here: `Local` reaches one process, `Shm` one host.
+    fn reaches(&self, address: &str) -> bool {
+        let _ = address;
+        true
+    }
 
     /// Takes an address to serve from. Nothing is served before the returned future runs.
     fn listen<'a>(

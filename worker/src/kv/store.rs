@@ -1,14 +1,18 @@
-//! The arena: the bytes of every KV block, each behind its own lock.
+//! The arena: the bytes of every KV block, each behind its own lock, with its header beside it.
 //!
 //! Nothing here knows who owns a block; `kv::pool` does. The locks only keep one read or write of bytes whole: the compute
-//! thread writes the KV of a step while a transport task copies another block out.
+//! thread writes the KV of a step while a transport task copies another block out. Other processes of this host may map the arena
+//! and read without a lock; what they have instead is the header: it goes when somebody may write, and comes when the block is whole.
 
 use std::fmt;
 
+use baton_protocol::header::BlockHeader;
 use parking_lot::{
     MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use thiserror::Error;
+
+use crate::transport::memory::{Arena, Piece, Shape};
 
 /// Index of a block in the arena of one worker. Means nothing outside that worker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,6 +76,14 @@ pub enum StoreError {
         /// Bytes that the caller says are available.
         available: u64,
     },
+    /// The system has no such range of addresses.
+    #[error("kvPool: {bytes} bytes cannot be mapped: {cause}: ask for a smaller pool")]
+    Mapping {
+        /// Bytes of the arena.
+        bytes: usize,
+        /// What the system says.
+        cause: String,
+    },
     /// A size that no pool can have.
     #[error(
         "kvPool: {field} is {value}, it must be {allowed}: correct the pool's size or the model's shape"
@@ -86,13 +98,11 @@ pub enum StoreError {
     },
 }
 
-// Words of 32 bits give the alignment that readers of f32 and f16 pairs need, without unsafe code.
-type Words = Box<[u32]>;
-
 /// The arena. Shared by reference count between the compute thread and the transports.
 pub struct BlockStore {
     geometry: Geometry,
-    blocks: Box<[RwLock<Words>]>,
+    arena: Arena,
+    blocks: Box<[RwLock<Piece>]>,
 }
 
 impl fmt::Debug for BlockStore {
@@ -149,11 +159,19 @@ impl BlockStore {
                 "a multiple of 4",
             ));
         }
-        let words = geometry.block_bytes() / size_of::<u32>();
-        let blocks = (0..blocks)
-            .map(|_| RwLock::new(vec![0_u32; words].into_boxed_slice()))
-            .collect();
-        Ok(Self { geometry, blocks })
+        let shape = u32::try_from(blocks)
+            .ok()
+            .and_then(|blocks| Shape::new(blocks, geometry.block_bytes()))
+            .ok_or(shape("blocks", blocks, "few enough to be addressed"))?;
+        let (arena, pieces) = Arena::new(shape).map_err(|cause| StoreError::Mapping {
+            bytes: shape.total(),
+            cause: cause.to_string(),
+        })?;
+        Ok(Self {
+            geometry,
+            arena,
+            blocks: pieces.into_iter().map(RwLock::new).collect(),
+        })
     }
 
     /// Size of a block.
@@ -176,24 +194,37 @@ impl BlockStore {
         self.blocks.is_empty()
     }
 
-    /// The bytes of a block, 4-byte aligned. Waits while somebody writes it. Do not hold it across an await.
+    /// What other processes of this host may map.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The bytes of a block, 64-byte aligned. Waits while somebody writes it. Do not hold it across an await.
     ///
     /// # Panics
     /// When `id` is not of this arena: ids come from the pool that owns it.
     pub fn read(&self, id: BlockId) -> BlockRead<'_> {
-        RwLockReadGuard::map(self.blocks[id.index()].read(), |words| {
-            bytemuck::cast_slice(words)
-        })
+        RwLockReadGuard::map(self.blocks[id.index()].read(), Piece::bytes)
     }
 
-    /// The bytes of a block, to be changed. Waits for readers. Only the owner of the block's only reference may do this.
+    /// The bytes of a block, to be changed. Waits for readers. Only the owner of the block's only reference may do this. The block
+    /// has no header from now on.
     ///
     /// # Panics
     /// When `id` is not of this arena.
     pub fn write(&self, id: BlockId) -> BlockWrite<'_> {
-        RwLockWriteGuard::map(self.blocks[id.index()].write(), |words| {
-            bytemuck::cast_slice_mut(words)
-        })
+        let piece = self.blocks[id.index()].write();
+        if let Some(header) = self.arena.header(id.0) {
+            header.retract();
+        }
+        RwLockWriteGuard::map(piece, Piece::bytes_mut)
+    }
+
+    /// The block is whole: whoever maps the arena may find this beside it until it is written again.
+    pub fn publish(&self, id: BlockId, header: &BlockHeader) {
+        if let Some(cell) = self.arena.header(id.0) {
+            cell.publish(header);
+        }
     }
 }
 
@@ -268,7 +299,19 @@ mod tests {
         assert_eq!(store.read(BlockId(1))[31], 7);
         assert_eq!(store.read(BlockId(1)).len(), 32);
         assert!(store.read(BlockId(0)).iter().all(|byte| *byte == 0));
-        assert_eq!(store.read(BlockId(0)).as_ptr() as usize % 4, 0);
+        assert_eq!(store.read(BlockId(0)).as_ptr() as usize % 64, 0);
+    }
+
+    #[test]
+    fn a_block_has_its_header_until_it_is_written() {
+        let store = BlockStore::new(GEOMETRY, 2, 64).expect("fits");
+        let beside = |block: u32| store.arena().header(block).expect("there").read();
+        store.publish(BlockId(1), &BlockHeader::default());
+        assert!(beside(1).is_some());
+        drop(store.write(BlockId(0)));
+        assert!(beside(1).is_some());
+        drop(store.write(BlockId(1)));
+        assert_eq!(beside(1), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod endings;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use baton_protocol::failure::HandoffFailure;
@@ -15,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::local::LocalTransport;
+use super::shm::{ShmOptions, ShmTransport};
 use super::tcp::{TcpOptions, TcpTransport};
 use super::{Arrival, BlockSink, FetchRequest, Transport};
 use crate::kv::clock::ManualClock;
@@ -150,6 +152,19 @@ impl Fixture {
             .expect("complete");
     }
 
+    /// Reaps until nobody holds a block: a source may hear of its reader's end a moment later.
+    async fn until_free(&self) {
+        loop {
+            self.pool.reap();
+            let counts = self.pool.counts();
+            assert_eq!(counts.leaked, 0);
+            if (counts.leased, counts.quarantined, counts.active) == (0, 0, 0) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Stops the source; everything it did has ended after this.
     async fn end(self) {
         self.stop.cancel();
@@ -272,12 +287,30 @@ async fn tcp(block_bytes: usize) -> Fixture {
     .await
 }
 
+async fn shm(block_bytes: usize) -> Fixture {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let options = ShmOptions {
+        alive: Duration::from_millis(20),
+        ..ShmOptions::default()
+    };
+    let transport = ShmTransport::new("host", options);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let address = transport.address(&format!("conformance-{}-{next}", std::process::id()));
+    Fixture::new(Arc::new(transport), &address, block_bytes).await
+}
+
 macro_rules! conformance {
     ($($module:ident::$case:ident($bytes:ident),)+) => {
         mod over_local {
             $(#[tokio::test]
             async fn $case() {
                 super::within(super::$module::$case(super::local(super::$bytes).await)).await;
+            })+
+        }
+        mod over_shm {
+            $(#[tokio::test]
+            async fn $case() {
+                super::within(super::$module::$case(super::shm(super::$bytes).await)).await;
             })+
         }
         mod over_tcp {
@@ -302,6 +335,8 @@ conformance! {
     cases::the_seal_is_told_while_blocks_are_on_their_way(SMALL),
     cases::a_reader_goes_on_where_its_connection_broke(SMALL),
     cases::two_leases_do_not_mix(SMALL),
+    cases::one_hand_off_after_another_over_one_pair(SMALL),
+    cases::a_block_that_is_written_while_it_is_copied_shows(SMALL),
     // Larger than socket buffers, so that the source has to wait.
     cases::a_slow_reader_holds_up_nobody_else(LARGE),
     endings::nothing_without_a_claim(SMALL),

@@ -100,6 +100,7 @@ impl LocalTransport {
                         promised: entry.header,
                         before,
                         after: source.header_after(entry.block),
+                        checksum: None,
                     };
                     sink.arrived(&arrival).map_err(TransportError::Refused)?;
                     index += 1;
@@ -135,6 +136,10 @@ fn lost(address: &str, kind: io::ErrorKind) -> TransportError {
 impl Transport for LocalTransport {
     fn kind(&self) -> &'static str {
         "Local"
+    }
+
+    fn reaches(&self, address: &str) -> bool {
+        self.sources.lock().contains_key(address)
     }
 
     fn listen<'a>(

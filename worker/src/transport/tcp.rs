@@ -1,10 +1,12 @@
 //! `Tcp`: always there. Bytes go from the source's block to the socket and from the socket into the reader's block, without a
-//! buffer between.
+//! buffer between. A connection serves one hand-off after another, so that only the first of a pair waits for it to be made and for
+//! its window to grow.
 //!
 //! Socket buffers are left to the kernel, which grows them with the link; a fixed size would switch that off.
 
 mod client;
-mod frame;
+pub(crate) mod frame;
+mod kept;
 mod server;
 
 #[cfg(test)]
@@ -21,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 #[doc(hidden)]
 pub use frame::{Recoded, recode as recode_frames};
 
+use self::kept::Kept;
 use super::{BlockSink, BlockSource, End, FetchRequest, Listening, Transport, TransportError};
 
 /// How long each side waits, and for how many.
@@ -36,8 +39,10 @@ pub struct TcpOptions {
     pub silence: Duration,
     /// A source whose reader takes nothing for this long drops it.
     pub stalled: Duration,
-    /// Readers served at the same time. Each costs a socket and a few hundred bytes; more readers than this many decode
-    /// sequences at once do not exist in a fleet whose pools are sized by blocks.
+    /// A connection that no hand-off has used for this long is closed by its reader.
+    pub idle: Duration,
+    /// Connections served at the same time, idle ones included. Each costs a socket and a few hundred bytes; more readers than
+    /// this many decode sequences at once do not exist in a fleet whose pools are sized by blocks.
     pub readers: usize,
 }
 
@@ -49,16 +54,18 @@ impl Default for TcpOptions {
             alive: Duration::from_millis(500),
             silence: Duration::from_secs(3),
             stalled: Duration::from_secs(5),
+            idle: Duration::from_secs(5),
             readers: 1024,
         }
     }
 }
 
-/// The transport.
+/// The transport. Cloning shares its idle connections.
 #[derive(Clone, Debug)]
 pub struct TcpTransport {
     options: TcpOptions,
     network: Arc<dyn Network>,
+    kept: Arc<Kept>,
 }
 
 impl Default for TcpTransport {
@@ -73,6 +80,7 @@ impl TcpTransport {
         Self {
             options,
             network: Arc::new(MachineNetwork),
+            kept: Arc::default(),
         }
     }
 
@@ -95,9 +103,18 @@ impl Transport for TcpTransport {
     ) -> BoxFuture<'a, io::Result<Listening>> {
         Box::pin(async move {
             let listener = self.network.listen(address).await?;
+            let (kept, idle) = (Arc::clone(&self.kept), self.options.idle);
+            let address = listener.local_addr()?.to_string();
+            let serve = server::serve(listener, source, self.options, stop);
             Ok(Listening {
-                address: listener.local_addr()?.to_string(),
-                run: Box::pin(server::serve(listener, source, self.options, stop)),
+                address,
+                // Whoever serves also fetches: one task closes what no fetch has used.
+                run: Box::pin(async move {
+                    tokio::select! {
+                        () = serve => {}
+                        () = kept.sweep(idle) => {}
+                    }
+                }),
             })
         })
     }
@@ -107,6 +124,12 @@ impl Transport for TcpTransport {
         request: &'a FetchRequest,
         sink: &'a mut dyn BlockSink,
     ) -> BoxFuture<'a, Result<End, TransportError>> {
-        Box::pin(client::fetch(&*self.network, self.options, request, sink))
+        Box::pin(client::fetch(
+            &*self.network,
+            &self.kept,
+            self.options,
+            request,
+            sink,
+        ))
     }
 }

@@ -1,9 +1,22 @@
 //! Conformance: what comes, and in which order.
 
-use futures::FutureExt;
+use std::io;
+use std::sync::Arc;
 
+use baton_protocol::failure::HandoffFailure;
+use baton_protocol::header::BlockHeader;
+use baton_protocol::ids::{Generation, LeaseId, TransferId};
+use futures::FutureExt;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::endings::another;
 use super::{BLOCK_SIZE, Collected, Fixture};
-use crate::transport::End;
+use crate::kv::KvPool;
+use crate::kv::lease::{Gone, Next};
+use crate::kv::store::BlockId;
+use crate::transport::memory::Arena;
+use crate::transport::{Arrival, BlockSink, BlockSource, End};
 
 pub(super) async fn a_whole_lease_comes_byte_for_byte(fixture: Fixture) {
     let mut leased = fixture.leased(1, 23, 0, "t");
@@ -189,5 +202,143 @@ pub(super) async fn a_slow_reader_holds_up_nobody_else(fixture: Fixture) {
     slow_fetch.await.expect("served in the end");
     assert_eq!(slow_sink.blocks.len(), 48);
     slow_sink.check_bytes(&slow);
+    fixture.end().await;
+}
+
+pub(super) async fn one_hand_off_after_another_over_one_pair(fixture: Fixture) {
+    for lease in 1..20 {
+        let mut leased = fixture.leased(lease, 16, 0, "t");
+        fixture.seal(&mut leased);
+        let (mut sink, _arrivals) = Collected::new(&leased.request);
+        let end = fixture
+            .transport
+            .fetch(&leased.request, &mut sink)
+            .await
+            .expect("served");
+        assert_eq!(end, End { end: 4 });
+        sink.check_bytes(&leased);
+        let request = &leased.request;
+        fixture
+            .pool
+            .complete_read(request.lease, request.generation, &request.transfer, true);
+    }
+    fixture.until_free().await;
+    fixture.end().await;
+}
+
+/// A source whose blocks are written again as soon as their bytes have been read, and that says so as memory does.
+#[derive(Debug)]
+struct Torn(KvPool);
+
+impl BlockSource for Torn {
+    fn block_bytes(&self) -> usize {
+        BlockSource::block_bytes(&self.0)
+    }
+
+    fn layout(&self) -> u64 {
+        BlockSource::layout(&self.0)
+    }
+
+    fn watch(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+    ) -> Result<watch::Receiver<u64>, Gone> {
+        self.0.watch(lease, generation, transfer)
+    }
+
+    fn next(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        index: u32,
+    ) -> Next {
+        self.0.next(lease, generation, transfer, index)
+    }
+
+    fn header_before(&self, block: BlockId) -> BlockHeader {
+        self.0.header_before(block)
+    }
+
+    fn header_after(&self, block: BlockId) -> BlockHeader {
+        let beside = self.0.store().arena().header(block.0).expect("its block");
+        beside.read().map(|seen| seen.header).unwrap_or_default()
+    }
+
+    fn bytes(
+        &self,
+        block: BlockId,
+        read: &mut dyn FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let read = self.0.bytes(block, read);
+        self.0.store().write(block)[0] ^= 1;
+        read
+    }
+
+    fn arena(&self) -> Option<&Arena> {
+        self.0.arena()
+    }
+}
+
+/// A sink that has a block of the source written again as soon as bytes came, where they come without asking the source.
+struct Tearing {
+    inner: Collected,
+    pool: KvPool,
+    blocks: Vec<BlockId>,
+}
+
+impl BlockSink for Tearing {
+    fn place(
+        &mut self,
+        index: u32,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> Result<io::Result<usize>, HandoffFailure> {
+        let placed = self.inner.place(index, fill);
+        self.pool.store().write(self.blocks[index as usize])[0] ^= 1;
+        placed
+    }
+
+    fn arrived(&mut self, arrival: &Arrival) -> Result<(), HandoffFailure> {
+        self.inner.arrived(arrival)
+    }
+
+    fn sealed(&mut self, end: u32) {
+        self.inner.sealed(end);
+    }
+}
+
+pub(super) async fn a_block_that_is_written_while_it_is_copied_shows(fixture: Fixture) {
+    let mut leased = fixture.leased(1, 4, 0, "t");
+    fixture.seal(&mut leased);
+    let stop = CancellationToken::new();
+    let listening = fixture
+        .transport
+        .listen(
+            &another(&fixture.address),
+            Arc::new(Torn(fixture.pool.clone())),
+            stop.clone(),
+        )
+        .await
+        .expect("a free address");
+    let serving = tokio::spawn(listening.run);
+    leased.request.address = listening.address;
+    let (inner, _arrivals) = Collected::new(&leased.request);
+    let mut sink = Tearing {
+        inner,
+        pool: fixture.pool.clone(),
+        blocks: leased.reservation.blocks().to_vec(),
+    };
+    fixture
+        .transport
+        .fetch(&leased.request, &mut sink)
+        .await
+        .expect("it moves bytes and judges nothing");
+    let (arrival, _) = &sink.inner.blocks[0];
+    assert_eq!(arrival.promised, arrival.before);
+    assert_ne!(arrival.promised, arrival.after, "the reader can tell");
+    stop.cancel();
+    serving.await.expect("no panic");
     fixture.end().await;
 }

@@ -8,8 +8,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::TcpOptions;
+use super::kept::Kept;
 use super::frame::{Frame, MAX_TRANSFER, Open, PREAMBLE, Why};
-use crate::transport::{Arrival, BlockSink, End, FetchRequest, TransportError};
+use crate::transport::{Arrival, BlockSink, End, FetchRequest, Obstacle, TransportError};
 
 /// Control bytes are read in pieces of this size. What is read beyond a `Block` frame is the start of its bytes and has to be
 /// copied; this is small beside a block.
@@ -24,6 +25,7 @@ struct Connection<'a> {
 
 pub(super) async fn fetch(
     network: &dyn Network,
+    kept: &Kept,
     options: TcpOptions,
     request: &FetchRequest,
     sink: &mut dyn BlockSink,
@@ -39,24 +41,62 @@ pub(super) async fn fetch(
             message: format!("the transfer id is longer than {MAX_TRANSFER} bytes"),
         });
     }
-    let stream = timeout(options.connect, network.connect(address))
-        .await
-        .map_err(|_| lost(io::ErrorKind::TimedOut.into()))?
-        .map_err(lost)?;
-    let mut connection = Connection {
+    let connection = |stream, silence| Connection {
         stream,
         address,
-        silence: options.handshake,
+        silence,
         buffer: Vec::with_capacity(READ),
     };
-    connection.open(request).await?;
+    let mut opened = None;
+    if let Some(stream) = kept.take(address) {
+        let mut connection = connection(stream, options.handshake / KEPT);
+        match connection.open(request, Greeting::Said).await {
+            Ok(()) => opened = Some(connection),
+            // It may have been closed, or its path lost, since it was last used: that says nothing of the source.
+            Err(TransportError::Lost { .. } | TransportError::Silent { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut connection = match opened {
+        Some(connection) => connection,
+        None => {
+            let stream = timeout(options.connect, network.connect(address))
+                .await
+                .map_err(|_| lost(io::ErrorKind::TimedOut.into()))?
+                .map_err(lost)?;
+            let mut connection = connection(stream, options.handshake);
+            connection.open(request, Greeting::Due).await?;
+            connection
+        }
+    };
     connection.silence = options.silence;
-    connection.blocks(request, sink).await
+    let end = connection.blocks(request, sink).await?;
+    if connection.buffer.is_empty() {
+        kept.put(address, connection.stream);
+    }
+    Ok(end)
+}
+
+/// A kept connection is given this part of the time for a new one's handshake: a source that does not answer on it is asked anew.
+const KEPT: u32 = 4;
+
+/// Whether the preambles have been exchanged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Greeting {
+    Due,
+    Said,
 }
 
 impl Connection<'_> {
-    async fn open(&mut self, request: &FetchRequest) -> Result<(), TransportError> {
-        let mut out = PREAMBLE.to_vec();
+    async fn open(
+        &mut self,
+        request: &FetchRequest,
+        greeting: Greeting,
+    ) -> Result<(), TransportError> {
+        let mut out = Vec::new();
+        if greeting == Greeting::Due {
+            out.extend_from_slice(&PREAMBLE);
+        }
         Frame::Open(Open {
             lease: request.lease,
             generation: request.generation,
@@ -70,13 +110,15 @@ impl Connection<'_> {
             .await
             .map_err(|_| self.silent())?
             .map_err(|cause| self.lost(cause))?;
-        while self.buffer.len() < PREAMBLE.len() {
-            self.fill().await?;
+        if greeting == Greeting::Due {
+            while self.buffer.len() < PREAMBLE.len() {
+                self.fill().await?;
+            }
+            if self.buffer[..PREAMBLE.len()] != PREAMBLE {
+                return Err(self.protocol("it does not speak this version of the KV transport"));
+            }
+            self.buffer.drain(..PREAMBLE.len());
         }
-        if self.buffer[..PREAMBLE.len()] != PREAMBLE {
-            return Err(self.protocol("it does not speak this version of the KV transport"));
-        }
-        self.buffer.drain(..PREAMBLE.len());
         match self.frame().await? {
             Frame::Accepted => Ok(()),
             Frame::Ended(why) => Err(self.ended(why)),
@@ -119,6 +161,7 @@ impl Connection<'_> {
                         promised,
                         before,
                         after,
+                        checksum: None,
                     })
                     .map_err(TransportError::Refused)?;
                     next += 1;
@@ -131,7 +174,12 @@ impl Connection<'_> {
                     return Ok(End { end });
                 }
                 Frame::Ended(why) => return Err(self.ended(why)),
-                Frame::Open(_) | Frame::Accepted | Frame::Tail { .. } => {
+                Frame::Open(_)
+                | Frame::Accepted
+                | Frame::Tail { .. }
+                | Frame::Arena { .. }
+                | Frame::Located { .. }
+                | Frame::Done => {
                     return Err(self.protocol("a frame came that has no place here"));
                 }
             }
@@ -243,6 +291,11 @@ impl Connection<'_> {
             Why::Gone(gone) => TransportError::Gone(gone),
             Why::Layout => TransportError::Layout { address },
             Why::Busy => TransportError::Busy { address },
+            Why::Forbidden => TransportError::Unusable {
+                address,
+                obstacle: Obstacle::Credentials,
+                message: "it serves its own user only".to_owned(),
+            },
         }
     }
 }

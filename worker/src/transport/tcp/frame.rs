@@ -1,8 +1,12 @@
-//! Frames of the TCP transport: pure encoding and decoding, little-endian, control frames of bounded length.
+//! Frames of the transports over sockets: pure encoding and decoding, little-endian, control frames of bounded length.
 //!
-//! A connection starts with [`PREAMBLE`] from both sides. The reader sends one `Open`; the source answers `Accepted`, then for each
+//! A connection starts with [`PREAMBLE`] from both sides. The reader sends `Open`; the source answers `Accepted`, then for each
 //! block `Block`, the block's bytes (their number is known to both sides), `Tail`; `Alive` while there is nothing to send;
-//! `Sealed` or `Ended` last. A frame is its body's length (u32), its kind (u8) and its body.
+//! `Sealed` or `Ended` last. After `Sealed` the reader may open its next lease. A frame is its body's length (u32), its kind (u8) and
+//! its body.
+//!
+//! Where the reader maps the source's memory, `Arena` goes before the first `Accepted`, with the file beside it; `Located` stands
+//! for `Block`, bytes and `Tail`; and `Done` is the reader's word that it reads no more under the lease.
 
 use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::{Generation, LeaseId, TransferId};
@@ -38,6 +42,8 @@ pub(crate) enum Why {
     Gone(Gone),
     Layout,
     Busy,
+    /// The reader's process is another user's.
+    Forbidden,
 }
 
 /// A frame.
@@ -59,6 +65,17 @@ pub(crate) enum Frame {
     },
     Alive,
     Ended(Why),
+    Arena {
+        blocks: u32,
+        block_bytes: u64,
+    },
+    Located {
+        index: u32,
+        sealed: Option<u32>,
+        promised: BlockHeader,
+        block: u32,
+    },
+    Done,
 }
 
 /// Bytes that are no frame.
@@ -75,6 +92,7 @@ pub(crate) enum FrameError {
 impl Why {
     fn code(self) -> u8 {
         match self {
+            Self::Forbidden => 0xfd,
             Self::Layout => 0xfe,
             Self::Busy => 0xff,
             Self::Gone(gone) => Gone::ALL
@@ -86,6 +104,7 @@ impl Why {
 
     fn from_code(code: u8) -> Option<Self> {
         match code {
+            0xfd => Some(Self::Forbidden),
             0xfe => Some(Self::Layout),
             0xff => Some(Self::Busy),
             _ => Gone::ALL.get(usize::from(code)).copied().map(Self::Gone),
@@ -103,6 +122,9 @@ impl Frame {
             Self::Sealed { .. } => 5,
             Self::Alive => 6,
             Self::Ended(_) => 7,
+            Self::Arena { .. } => 8,
+            Self::Located { .. } => 9,
+            Self::Done => 10,
         }
     }
 
@@ -120,7 +142,7 @@ impl Frame {
                 out.extend_from_slice(&open.block_bytes.to_le_bytes());
                 out.extend_from_slice(open.transfer.0.as_bytes());
             }
-            Self::Accepted | Self::Alive => {}
+            Self::Accepted | Self::Alive | Self::Done => {}
             Self::Block {
                 index,
                 sealed,
@@ -135,6 +157,24 @@ impl Frame {
             Self::Tail { after } => out.extend_from_slice(&after.encode()),
             Self::Sealed { end } => out.extend_from_slice(&end.to_le_bytes()),
             Self::Ended(why) => out.push(why.code()),
+            Self::Arena {
+                blocks,
+                block_bytes,
+            } => {
+                out.extend_from_slice(&blocks.to_le_bytes());
+                out.extend_from_slice(&block_bytes.to_le_bytes());
+            }
+            Self::Located {
+                index,
+                sealed,
+                promised,
+                block,
+            } => {
+                out.extend_from_slice(&index.to_le_bytes());
+                out.extend_from_slice(&sealed.unwrap_or(UNSEALED).to_le_bytes());
+                out.extend_from_slice(&promised.encode());
+                out.extend_from_slice(&block.to_le_bytes());
+            }
         }
         let length = (out.len() - start - HEAD) as u32;
         out[start..start + 4].copy_from_slice(&length.to_le_bytes());
@@ -150,7 +190,7 @@ impl Frame {
         if length as usize > MAX_BODY {
             return Err(FrameError::TooLong(length));
         }
-        if !(1..=7).contains(&kind) {
+        if !(1..=10).contains(&kind) {
             return Err(FrameError::Kind(kind));
         }
         let Some(body) = rest.get(..length as usize) else {
@@ -174,10 +214,7 @@ impl Frame {
             2 => Self::Accepted,
             3 => Self::Block {
                 index: u32::from_le_bytes(fields.take()?),
-                sealed: match u32::from_le_bytes(fields.take()?) {
-                    UNSEALED => None,
-                    end => Some(end),
-                },
+                sealed: fields.sealed()?,
                 promised: BlockHeader::decode(&fields.take()?),
                 before: BlockHeader::decode(&fields.take()?),
             },
@@ -189,10 +226,60 @@ impl Frame {
             },
             6 => Self::Alive,
             7 => Self::Ended(Why::from_code(u8::from_le_bytes(fields.take()?))?),
+            8 => Self::Arena {
+                blocks: u32::from_le_bytes(fields.take()?),
+                block_bytes: u64::from_le_bytes(fields.take()?),
+            },
+            9 => Self::Located {
+                index: u32::from_le_bytes(fields.take()?),
+                sealed: fields.sealed()?,
+                promised: BlockHeader::decode(&fields.take()?),
+                block: u32::from_le_bytes(fields.take()?),
+            },
+            10 => Self::Done,
             _ => return None,
         };
         fields.0.is_empty().then_some(frame)
     }
+}
+
+/// What [`recode`] made of bytes.
+#[derive(Debug)]
+pub struct Recoded {
+    /// Frames read.
+    pub frames: usize,
+    /// Bytes that they took.
+    pub taken: usize,
+    /// The frames, written again.
+    pub again: Vec<u8>,
+    /// What is wrong with the bytes after them; nothing where more bytes are needed.
+    pub error: Option<String>,
+}
+
+/// Reads as many frames as there are and writes them again: all that a fuzz target has to see of this module.
+#[doc(hidden)]
+pub fn recode(bytes: &[u8]) -> Recoded {
+    let mut recoded = Recoded {
+        frames: 0,
+        taken: 0,
+        again: Vec::new(),
+        error: None,
+    };
+    while let Some(rest) = bytes.get(recoded.taken..) {
+        match Frame::decode(rest) {
+            Ok(Some((frame, taken))) => {
+                frame.encode(&mut recoded.again);
+                recoded.frames += 1;
+                recoded.taken += taken;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                recoded.error = Some(error.to_string());
+                break;
+            }
+        }
+    }
+    recoded
 }
 
 struct Fields<'a>(&'a [u8]);
@@ -202,6 +289,11 @@ impl Fields<'_> {
         let (field, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*field)
+    }
+
+    fn sealed(&mut self) -> Option<Option<u32>> {
+        let end = u32::from_le_bytes(self.take()?);
+        Some((end != UNSEALED).then_some(end))
     }
 
     fn text(&mut self, limit: usize) -> Option<String> {
@@ -237,6 +329,7 @@ mod tests {
         let why = prop_oneof![
             Just(Why::Layout),
             Just(Why::Busy),
+            Just(Why::Forbidden),
             prop::sample::select(Gone::ALL.to_vec()).prop_map(Why::Gone),
         ];
         let open = (
@@ -272,6 +365,23 @@ mod tests {
                     before
                 }),
             header().prop_map(|after| Frame::Tail { after }),
+            Just(Frame::Done),
+            any::<(u32, u64)>().prop_map(|(blocks, block_bytes)| Frame::Arena {
+                blocks,
+                block_bytes
+            }),
+            (
+                any::<u32>(),
+                prop::option::of(0..UNSEALED),
+                header(),
+                any::<u32>()
+            )
+                .prop_map(|(index, sealed, promised, block)| Frame::Located {
+                    index,
+                    sealed,
+                    promised,
+                    block
+                }),
             any::<u32>().prop_map(|end| Frame::Sealed { end }),
             why.prop_map(Frame::Ended),
         ]
@@ -300,7 +410,7 @@ mod tests {
         fn no_bytes_make_it_panic_or_ask_for_more_than_a_frame(mut bytes in prop::collection::vec(any::<u8>(), 0..1100), plausible: bool) {
             if plausible && bytes.len() >= 5 {
                 bytes[1..4].fill(0);
-                bytes[4] %= 8;
+                bytes[4] %= 11;
             }
             match Frame::decode(&bytes) {
                 Ok(Some((frame, used))) => {

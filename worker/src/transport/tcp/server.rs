@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_system::network::{ACCEPT_PAUSE, Listener, Stream};
 use tokio::sync::{Semaphore, watch};
@@ -22,6 +23,7 @@ pub(super) async fn serve(
     stop: CancellationToken,
 ) {
     let readers = Arc::new(Semaphore::new(options.readers));
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     // Dropped with this future, which ends them all.
     let mut connections = JoinSet::new();
     loop {
@@ -34,13 +36,22 @@ pub(super) async fn serve(
             }
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
+                    let stop = stop.clone();
                     let Ok(permit) = Arc::clone(&readers).try_acquire_owned() else {
                         warn!(%peer, readers = options.readers, "too many transfer connections, one refused");
-                        refuse(&stream);
+                        // Beyond as many as these at once it is just closed.
+                        if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
+                            connections.spawn(async move {
+                                tokio::select! {
+                                    () = stop.cancelled() => {}
+                                    () = refuse(stream, options) => {}
+                                }
+                                drop(permit);
+                            });
+                        }
                         continue;
                     };
                     let source = Arc::clone(&source);
-                    let stop = stop.clone();
                     connections.spawn(async move {
                         let ended = tokio::select! {
                             () = stop.cancelled() => Ok(()),
@@ -62,12 +73,27 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-/// Tells a reader that is one too many, without waiting for it.
-fn refuse(stream: &Stream) {
-    let mut out = PREAMBLE.to_vec();
-    Frame::Ended(Why::Busy).encode(&mut out);
-    // If it does not fit into a fresh socket's buffer the reader sees the connection close, which says as much.
-    let _ = stream.try_write(&out);
+/// Refusals that wait for their reader to take them: as many as a burst of readers.
+const REFUSALS: usize = 64;
+
+/// Tells a reader that it is one too many, and waits until it has heard: closing on what it has sent would take the answer back.
+async fn refuse(stream: Stream, options: TcpOptions) {
+    let told = async {
+        read_open(&stream, Greeting::Due).await?;
+        let mut out = PREAMBLE.to_vec();
+        Frame::Ended(Why::Busy).encode(&mut out);
+        write(&stream, &out, options.stalled).await
+    };
+    if let Ok(Ok(())) = timeout(options.handshake, told).await {
+        closed(&stream, options.handshake).await;
+    }
+}
+
+/// Whether the preambles have been exchanged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Greeting {
+    Due,
+    Said,
 }
 
 async fn connection(
@@ -75,27 +101,44 @@ async fn connection(
     source: &dyn BlockSource,
     options: TcpOptions,
 ) -> io::Result<()> {
-    let open = timeout(options.handshake, read_open(&stream))
+    let mut out = PREAMBLE.to_vec();
+    let first = timeout(options.handshake, read_open(&stream, Greeting::Due))
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    let mut serving = Serving {
-        stream,
-        source,
-        options,
-        open,
-        out: PREAMBLE.to_vec(),
-    };
-    let ended = serving.run().await?;
-    if let Some(last) = ended {
-        last.encode(&mut serving.out);
+    let mut opened = Some(first);
+    while let Some(open) = opened {
+        let mut serving = Serving {
+            stream: &stream,
+            source,
+            options,
+            open,
+            out: std::mem::take(&mut out),
+        };
+        let last = serving.run().await?;
+        let again = matches!(last, Some(Frame::Sealed { .. }));
+        if let Some(last) = last {
+            last.encode(&mut serving.out);
+        }
+        serving.flush().await?;
+        if !again {
+            // Lets the reader close first, so that the last frame is not lost to a reset.
+            closed(&stream, options.handshake).await;
+            return Ok(());
+        }
+        // A reader closes what it does not use after half of this; longer waits only for one that is frozen or cut off.
+        let patience = options.idle.saturating_mul(2);
+        opened = match timeout(patience, read_open(&stream, Greeting::Said)).await {
+            Ok(Ok(open)) => Some(open),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => None,
+        };
     }
-    serving.flush().await?;
-    serving.wait_for_close().await;
     Ok(())
 }
 
-/// Preamble and `Open`, and not a byte more: a reader has nothing else to say.
-async fn read_open(stream: &Stream) -> io::Result<Open> {
+/// Preamble, if it is due, and `Open`, and not a byte more: a reader has nothing else to say.
+async fn read_open(stream: &Stream, greeting: Greeting) -> io::Result<Open> {
     let malformed = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
     let mut buffer = Vec::new();
     loop {
@@ -107,7 +150,10 @@ async fn read_open(stream: &Stream) -> io::Result<Open> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error),
         }
-        let preamble = buffer.len().min(PREAMBLE.len());
+        let preamble = match greeting {
+            Greeting::Due => buffer.len().min(PREAMBLE.len()),
+            Greeting::Said => 0,
+        };
         if buffer[..preamble] != PREAMBLE[..preamble] {
             return Err(malformed("another protocol or version".to_owned()));
         }
@@ -124,7 +170,7 @@ async fn read_open(stream: &Stream) -> io::Result<Open> {
 }
 
 struct Serving<'a> {
-    stream: Stream,
+    stream: &'a Stream,
     source: &'a dyn BlockSource,
     options: TcpOptions,
     open: Open,
@@ -225,7 +271,7 @@ impl Serving<'_> {
         let length = self.source.block_bytes();
         let (mut control, mut written) = (0, 0);
         while written < length {
-            self.writable().await?;
+            writable(self.stream, self.options.stalled).await?;
             let taken = self.source.bytes(entry.block, &mut |bytes| {
                 // Asked while the bytes are locked: if the lease lives now, nobody can have reused the block, and none of another
                 // request's bytes leave. A block cannot be broken off but by closing.
@@ -251,35 +297,40 @@ impl Serving<'_> {
     }
 
     async fn flush(&mut self) -> io::Result<()> {
-        let mut written = 0;
-        while written < self.out.len() {
-            self.writable().await?;
-            written += would_block(self.stream.try_write(&self.out[written..]))?;
-        }
+        write(self.stream, &self.out, self.options.stalled).await?;
         self.out.clear();
         Ok(())
     }
+}
 
-    async fn writable(&self) -> io::Result<()> {
-        timeout(self.options.stalled, self.stream.writable())
-            .await
-            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+async fn write(stream: &Stream, bytes: &[u8], patience: Duration) -> io::Result<()> {
+    let mut written = 0;
+    while written < bytes.len() {
+        writable(stream, patience).await?;
+        written += would_block(stream.try_write(&bytes[written..]))?;
     }
+    Ok(())
+}
 
-    /// Lets the reader close first, so that the last frame is not lost to a reset.
-    async fn wait_for_close(&self) {
-        let _ = timeout(self.options.handshake, async {
-            loop {
-                self.stream.readable().await?;
-                let mut byte = [0];
-                match self.stream.try_read(&mut byte) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    _ => return io::Result::Ok(()),
-                }
+async fn writable(stream: &Stream, patience: Duration) -> io::Result<()> {
+    timeout(patience, stream.writable())
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// Until the reader has closed, or said something more.
+async fn closed(stream: &Stream, patience: Duration) {
+    let _ = timeout(patience, async {
+        loop {
+            stream.readable().await?;
+            let mut byte = [0];
+            match stream.try_read(&mut byte) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => return io::Result::Ok(()),
             }
-        })
-        .await;
-    }
+        }
+    })
+    .await;
 }
 
 fn would_block(written: io::Result<usize>) -> io::Result<usize> {

@@ -23,6 +23,7 @@ const QUICK: TcpOptions = TcpOptions {
     alive: Duration::from_millis(20),
     silence: Duration::from_millis(200),
     stalled: Duration::from_millis(200),
+    idle: Duration::from_millis(200),
     readers: 1,
 };
 
@@ -216,7 +217,7 @@ async fn readers_beyond_the_limit_are_refused_at_once() {
         .fetch(&request(address), &mut NoBlocks)
         .await
         .expect_err("one too many");
-    assert!(error.is_retryable(), "{error}");
+    assert!(matches!(error, TransportError::Busy { .. }), "{error}");
     stop.cancel();
     serving.await.expect("no panic");
 }

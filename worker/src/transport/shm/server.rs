@@ -1,0 +1,260 @@
+//! The serving side of `Shm`: which block lies where, for readers that have claimed; never a byte of KV.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use baton_system::network::ACCEPT_PAUSE;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::ShmOptions;
+use super::connection::{Connection, malformed};
+use crate::kv::lease::Next;
+use crate::kv::lease::one_sided::OneSidedRead;
+use crate::transport::tcp::frame::{Frame, Open, Why};
+use crate::transport::BlockSource;
+
+/// Refusals that wait for their reader to take them: as many as a burst of readers; beyond it a connection is just closed.
+const REFUSALS: usize = 64;
+
+pub(super) async fn serve(
+    listener: UnixListener,
+    source: Arc<dyn BlockSource>,
+    options: ShmOptions,
+    stop: CancellationToken,
+) {
+    let readers = Arc::new(Semaphore::new(options.readers));
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
+    // Dropped with this future, which ends them all.
+    let mut connections = JoinSet::new();
+    loop {
+        let stream = tokio::select! {
+            () = stop.cancelled() => break,
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    warn!(%error, "a transfer connection ended by a bug");
+                }
+                continue;
+            }
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    warn!(%error, "accepting a transfer connection failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+        };
+        let stop = stop.clone();
+        if let Ok(permit) = Arc::clone(&readers).try_acquire_owned() {
+            let source = Arc::clone(&source);
+            connections.spawn(async move {
+                let ended = tokio::select! {
+                    () = stop.cancelled() => Ok(()),
+                    ended = connection(stream, &*source, options) => ended,
+                };
+                if let Err(error) = ended {
+                    debug!(%error, "a transfer connection ended early");
+                }
+                drop(permit);
+            });
+        } else if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
+            warn!(
+                readers = options.readers,
+                "too many transfer connections, one refused"
+            );
+            connections.spawn(async move {
+                let mut connection = Connection::new(stream);
+                // A reader that has gone need not be told.
+                let _ = tokio::select! {
+                    () = stop.cancelled() => Ok(()),
+                    told = turn_away(&mut connection, Why::Busy, options) => told,
+                };
+                drop(permit);
+            });
+        }
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Says why, and waits for the reader to close: what it has not read of a closed socket's words is lost when it has written.
+async fn turn_away(
+    connection: &mut Connection,
+    why: Why,
+    options: ShmOptions,
+) -> io::Result<()> {
+    connection.write(&Frame::Ended(why));
+    connection.flush(options.stalled).await?;
+    let closed = async { while connection.frame().await?.is_some() {} io::Result::Ok(()) };
+    timeout(options.handshake, closed)
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// One hand-off after another, until the reader closes.
+async fn connection(
+    stream: UnixStream,
+    source: &dyn BlockSource,
+    options: ShmOptions,
+) -> io::Result<()> {
+    let mut connection = Connection::new(stream);
+    if connection.user()? != options.user {
+        return turn_away(&mut connection, Why::Forbidden, options).await;
+    }
+    let mut file = source.arena().and_then(|arena| arena.file().ok());
+    let mut patience = options.handshake;
+    loop {
+        let open = match timeout(patience, connection.frame()).await {
+            Ok(Ok(Some(Frame::Open(open)))) => open,
+            Ok(Ok(None)) | Err(_) => return Ok(()),
+            Ok(Ok(Some(_))) => return Err(malformed("a hand-off begins with an open")),
+            Ok(Err(error)) => return Err(error),
+        };
+        // A reader gives its connection up first; this is for one that is frozen.
+        patience = options.idle.saturating_mul(2);
+        let mut reading = Reading { source, read: None };
+        let mut serving = Serving {
+            connection: &mut connection,
+            source,
+            options,
+            open,
+        };
+        let last = serving.run(&mut reading, &mut file).await?;
+        connection.write(&last);
+        connection.flush(options.stalled).await?;
+        if reading.read.is_some() {
+            // However long it takes: it may be in the middle of a copy, and nothing but its word or its end says when it is not.
+            match connection.frame().await? {
+                Some(Frame::Done) => {}
+                None => return Ok(()),
+                Some(_) => return Err(malformed("a reader that is not done talks of something else")),
+            }
+        }
+    }
+}
+
+/// A read that is under way; over when this is dropped, in whatever way.
+struct Reading<'a> {
+    source: &'a dyn BlockSource,
+    read: Option<OneSidedRead>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if let Some(read) = self.read.take() {
+            self.source.one_sided_end(read);
+        }
+    }
+}
+
+struct Serving<'a> {
+    connection: &'a mut Connection,
+    source: &'a dyn BlockSource,
+    options: ShmOptions,
+    open: Open,
+}
+
+impl Serving<'_> {
+    fn next(&self, index: u32) -> Next {
+        let Open {
+            lease,
+            generation,
+            transfer,
+            ..
+        } = &self.open;
+        self.source.next(*lease, *generation, transfer, index)
+    }
+
+    /// Serves one open until there is a last frame to send. `file` goes with the first that is accepted.
+    async fn run(
+        &mut self,
+        reading: &mut Reading<'_>,
+        file: &mut Option<BorrowedFd<'_>>,
+    ) -> io::Result<Frame> {
+        let Open {
+            lease,
+            generation,
+            transfer,
+            ..
+        } = &self.open;
+        let mut changes = match self.source.watch(*lease, *generation, transfer) {
+            Ok(changes) => changes,
+            Err(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
+        };
+        // Only a claimant learns what layout there is, or sees the memory.
+        if self.open.layout != self.source.layout()
+            || self.open.block_bytes != self.source.block_bytes() as u64
+        {
+            return Ok(Frame::Ended(Why::Layout));
+        }
+        reading.read = match self.source.one_sided_begin(*lease, *generation, transfer) {
+            Ok(read) => read,
+            Err(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
+        };
+        if let (Some(file), Some(arena)) = (file.take(), self.source.arena()) {
+            self.connection.write(&Frame::Arena {
+                blocks: arena.shape().pieces(),
+                block_bytes: arena.shape().piece_bytes() as u64,
+            });
+            self.connection.flush_with(file, self.options.stalled).await?;
+        }
+        self.connection.write(&Frame::Accepted);
+        let mut index = self.open.first_block;
+        loop {
+            // Seen before asking: a change in between is then not waited for.
+            changes.mark_unchanged();
+            match self.next(index) {
+                Next::Block { entry, sealed } => {
+                    let header = self.source.header_before(entry.block);
+                    // Asked again: the block is told of only if it was the lease's when its header was looked at.
+                    let still = self.next(index);
+                    if !matches!(still, Next::Block { entry: now, .. } if now == entry && header == entry.header)
+                    {
+                        match still {
+                            Next::Gone(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
+                            _ => return Err(malformed("a published block is not what its lease says")),
+                        }
+                    }
+                    self.connection.write(&Frame::Located {
+                        index,
+                        sealed,
+                        promised: entry.header,
+                        block: entry.block.0,
+                    });
+                    if self.connection.is_full() {
+                        self.connection.flush(self.options.stalled).await?;
+                    }
+                    index += 1;
+                }
+                Next::Sealed { end } => return Ok(Frame::Sealed { end }),
+                Next::Gone(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
+                Next::Wait => {
+                    self.connection.flush(self.options.stalled).await?;
+                    self.wait(&mut changes).await?;
+                }
+            }
+        }
+    }
+
+    /// Waits for a change of the lease, with a sign of life now and then.
+    async fn wait(&mut self, changes: &mut watch::Receiver<u64>) -> io::Result<()> {
+        tokio::select! {
+            // An error says that the lease has ended: the next question tells why.
+            _ = changes.changed() => {}
+            said = self.connection.frame() => match said? {
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(_) => return Err(malformed("a reader that talks while it is served")),
+            },
+            () = tokio::time::sleep(self.options.alive) => {
+                // The lease may have expired without anybody noticing yet: the next question tells.
+                self.connection.write(&Frame::Alive);
+            }
+        }
+        Ok(())
+    }
+}
