@@ -8,6 +8,8 @@
 
 pub mod blocks;
 pub mod clock;
+#[cfg(test)]
+mod draw;
 pub mod events;
 pub mod intake;
 pub mod lease;
@@ -19,5 +21,5 @@ pub mod store;
 pub use self::blocks::CacheScope;
 pub use self::pool::KvPool;
 pub use self::reservation::Reservation;
-pub use self::state::{BlockCounts, PoolConfig, PoolFull, Reserve};
+pub use self::state::{BlockCounts, PoolConfig, PoolFull, Proof, Reserve};
 pub use self::store::{BlockId, BlockStore, Geometry};

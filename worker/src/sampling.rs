@@ -28,6 +28,9 @@ pub struct Sampling {
     pub top_logprobs: Option<u32>,
 }
 
+/// Alternatives that may be asked for beside a token, as OpenAI's API has it. They are ranked and sent for every token.
+pub const MOST_LOGPROBS: u32 = 20;
+
 impl Sampling {
     pub fn greedy() -> Self {
         Self {

@@ -8,6 +8,7 @@ use super::scheduler::Submission;
 use super::sequence::Sequence;
 use crate::kv::{Reservation, Reserve};
 use crate::model::SequenceKey;
+use crate::sampling::MOST_LOGPROBS;
 
 impl Engine {
     /// Takes an operation, at `now` milliseconds.
@@ -95,6 +96,13 @@ impl Engine {
         {
             return Err(invalid(format!(
                 "tokens: id {token} is beyond the vocabulary of {vocabulary}: tokenise with this worker's tokenizer"
+            )));
+        }
+        if let Some(count) = request.sampling.top_logprobs
+            && count > MOST_LOGPROBS
+        {
+            return Err(invalid(format!(
+                "topLogprobs: {count} alternatives are more than {MOST_LOGPROBS}: ask for fewer"
             )));
         }
         if request.generated >= request.stopping.max_tokens {

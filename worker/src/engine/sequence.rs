@@ -114,24 +114,14 @@ impl Memory for Sequences {
         } else {
             sequence.room(geometry.block_size)
         };
-        let needed = geometry.blocks_for(sequence.history.len() + room);
-        let hits = self
-            .pool
-            .cached_tokens(&sequence.history, &sequence.request.scope)
-            / geometry.block_size;
-        if needed.saturating_sub(hits) + spare > self.pool.available_blocks() && spare > 0 {
-            return None;
-        }
-        let reservation = self
-            .pool
-            .reserve(&Reserve {
-                tokens: &sequence.history,
-                scope: &sequence.request.scope,
-                room,
-                // Even where no outcome is wanted a block that others may read is never written again.
-                leave_last: true,
-            })
-            .ok()?;
+        let reserve = Reserve {
+            tokens: &sequence.history,
+            scope: &sequence.request.scope,
+            room,
+            // Even where no outcome is wanted a block that others may read is never written again.
+            leave_last: true,
+        };
+        let reservation = self.pool.reserve_beside(&reserve, spare).ok()?;
         let cached = reservation.cached_tokens();
         sequence.reservation = Some(reservation);
         Some(cached)

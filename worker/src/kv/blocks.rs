@@ -85,8 +85,8 @@ pub(crate) enum Registered {
     New,
     /// The same content is there already, in this block.
     Duplicate(BlockId),
-    /// Another content has that hash: this block stays private.
-    Collision,
+    /// It stays its reservation's own: another content has that hash, its chain cannot be found, or its bytes were not checked.
+    Private,
 }
 
 /// The table of blocks.
@@ -259,7 +259,7 @@ impl Blocks {
             return if same {
                 Registered::Duplicate(*existing)
             } else {
-                Registered::Collision
+                Registered::Private
             };
         }
         if let Some(parent) = entry.parent {

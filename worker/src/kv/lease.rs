@@ -1,13 +1,16 @@
 //! A lease: the right of one reader to read KV that another worker holds, for a while.
 //!
 //! The life of one lease is here, as a pure state machine: open (its manifest grows) → sealed, with at most one claim, until it
-//! ends. `table` holds all leases of a worker and the tombstones of those that ended; `window` is the reader's side of time.
-//! Times are milliseconds of the owner's clock; on the wire there are only durations.
+//! ends. `table` holds all leases of a worker and the tombstones of those that ended; `window` is the reader's side of time;
+//! `one_sided` are reads that outlive their lease. Times are milliseconds of the owner's clock; on the wire there are only durations.
 
+pub mod one_sided;
 pub(crate) mod readers;
 pub mod table;
 pub mod window;
 
+#[cfg(test)]
+mod histories;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +21,7 @@ use baton_protocol::ids::{Generation, Incarnation, LeaseId, RunId, TransferId, W
 use thiserror::Error;
 use tokio::sync::watch;
 
+use self::one_sided::Reads;
 use super::store::BlockId;
 
 /// What opens a lease.
@@ -164,7 +168,7 @@ pub(crate) struct Lease {
     pub(crate) sealed: bool,
     pub(crate) claim: Option<Reader>,
     /// One-sided reads whose backend has not reported their end.
-    pub(crate) one_sided: u32,
+    pub(crate) reads: Reads,
     /// Counts changes; dropped with the lease, which wakes whoever waits.
     pub(crate) changed: watch::Sender<u64>,
 }
@@ -197,7 +201,7 @@ impl Lease {
             manifest: Vec::new(),
             sealed: false,
             claim: None,
-            one_sided: 0,
+            reads: Reads::default(),
             changed: watch::Sender::new(0),
         }
     }

@@ -9,7 +9,6 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use baton_protocol::checksum::checksum;
 use baton_protocol::hash::BlockHash;
 use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::{Generation, LeaseId, RunId, TransferId};
@@ -19,13 +18,16 @@ use tokio::sync::watch;
 use super::blocks::CacheScope;
 use super::clock::Clock;
 use super::events::EventsSince;
+use super::lease::one_sided::OneSidedRead;
 use super::lease::table::{LeaseCounters, LeaseCounts, LeaseError};
 use super::lease::{Completion, Gone, Granted, LeaseOpen, LeaseOpened, Next, Reader};
 use super::reservation::Reservation;
 use super::state::{
-    BlockCounts, CompleteError, PoolConfig, PoolFull, PoolState, Reaped, ReservationId, Reserve,
+    BlockCounts, CompleteError, PoolConfig, PoolFull, PoolState, Proof, Reaped, ReservationId,
+    Reserve,
 };
 use super::store::{BlockId, BlockStore, StoreError};
+use crate::transport::checksum::checksum;
 
 struct Shared {
     store: Arc<BlockStore>,
@@ -100,7 +102,18 @@ impl KvPool {
 
     /// Reserves blocks for all tokens and the room asked for, hitting the cache where it can. All or nothing.
     pub fn reserve(&self, reserve: &Reserve<'_>) -> Result<Reservation, PoolFull> {
-        let reserved = self.with(|state, _| state.reserve(reserve))?;
+        self.reserve_beside(reserve, 0)
+    }
+
+    /// As [`Self::reserve`], if `spare` blocks could still be had afterwards: judged and taken under one lock.
+    pub fn reserve_beside(
+        &self,
+        reserve: &Reserve<'_>,
+        spare: usize,
+    ) -> Result<Reservation, PoolFull> {
+        let reserved = self.with(|state, _| state.reserve(reserve, spare))?;
+        // Those that tokens may leave partly filled. The others are written whole before anybody can read them.
+        self.clear(reserved.blocks.get(reserved.clean_from..));
         Ok(Reservation {
             id: reserved.id,
             pool: self.clone(),
@@ -114,8 +127,17 @@ impl KvPool {
     /// Makes the reservation hold at least `tokens` tokens in all. On [`PoolFull`] it is as before.
     pub fn grow(&self, reservation: &mut Reservation, tokens: usize) -> Result<(), PoolFull> {
         let new = self.with(|state, _| state.grow(reservation.id, tokens))?;
+        self.clear(Some(&new));
         reservation.blocks.extend(new);
         Ok(())
+    }
+
+    /// Zeroes blocks that were just taken: what an earlier owner left behind the rows that will be filled must not be handed over
+    /// with them. The whole block, since where a token's rows lie in it is the layout's affair.
+    fn clear(&self, blocks: Option<&[BlockId]>) {
+        for block in blocks.unwrap_or_default() {
+            self.0.store.write(*block).fill(0);
+        }
     }
 
     /// Block `index` is filled with the KV of `tokens`: checksums its bytes, writes its header, makes it findable, publishes it to
@@ -131,19 +153,24 @@ impl KvPool {
             Some(block) => checksum(&self.0.store.read(*block)),
             None => 0,
         };
-        self.complete_verified(reservation, index, tokens, sum)
+        self.complete_received(reservation, index, tokens, Proof::Checked(sum))
     }
 
-    /// As [`Self::complete_block`], with the checksum that came with the block and was verified: what was computed elsewhere
-    /// keeps its proof.
-    pub fn complete_verified(
+    /// As [`Self::complete_block`], with the checksum that came with the block: what was computed elsewhere keeps its proof. A
+    /// block whose bytes were not compared with it stays with this reservation and is never offered to another request.
+    pub fn complete_received(
         &self,
         reservation: &mut Reservation,
         index: usize,
         tokens: &[u32],
-        checksum: u64,
+        proof: Proof,
     ) -> Result<(), CompleteError> {
-        let kept = self.with(|state, _| state.complete(reservation.id, index, tokens, checksum))?;
+        let kept = self.with(|state, _| {
+            let kept = state.complete(reservation.id, index, tokens, proof)?;
+            // Under the lock: a reader that hears of the block finds its header beside it.
+            self.0.store.publish(kept, &state.blocks.header(kept));
+            Ok::<_, CompleteError>(kept)
+        })?;
         reservation.blocks[index] = kept;
         reservation.completed += 1;
         Ok(())
@@ -188,11 +215,18 @@ impl KvPool {
     }
 
     /// The KV of all `tokens` tokens is there: publishes the partly filled last block, if any, and ends the manifest. Returns
-    /// the blocks in it. The reservation may be released afterwards.
+    /// the blocks in it. The reservation may be released afterwards. What lies behind the last token is zero, as long as nobody
+    /// wrote there after the block was taken.
     pub fn seal(&self, reservation: &Reservation, tokens: usize) -> Result<u32, LeaseError> {
         let partial = self.with(|state, _| state.partial_block(reservation.id, tokens));
         let sum = partial.map_or(0, |block| checksum(&self.0.store.read(block)));
-        self.with(|state, now| state.seal(reservation.id, tokens, sum, now))
+        self.with(|state, now| {
+            let blocks = state.seal(reservation.id, tokens, sum, now)?;
+            if let Some(block) = partial {
+                self.0.store.publish(block, &state.blocks.header(block));
+            }
+            Ok(blocks)
+        })
     }
 
     /// Takes a lease for one reader.
@@ -236,7 +270,7 @@ impl KvPool {
         self.with(|state, now| state.cancel_run(run, now))
     }
 
-    /// Frees what expired leases hold. Call it several times per lease duration.
+    /// Frees what expired leases hold, and what was quarantined for reads that are over. Call it several times per lease duration.
     pub fn reap(&self) -> Reaped {
         self.with(|state, now| state.reap(now))
     }
@@ -262,19 +296,21 @@ impl KvPool {
         self.with(|state, now| state.leases.subscribe(lease, generation, transfer, now))
     }
 
-    /// A one-sided read begins: the blocks are not reused before its end is reported, even when the lease ends.
+    /// A one-sided read begins: the blocks are not reused before its end is known, even when the lease ends. Hold what is
+    /// returned until the backend reports a terminal state or the connection is torn down, never shorter.
     pub fn one_sided_begin(
         &self,
         lease: LeaseId,
         generation: Generation,
         transfer: &TransferId,
-    ) -> Result<(), Gone> {
+    ) -> Result<OneSidedRead, Gone> {
         self.with(|state, now| state.one_sided_begin(lease, generation, transfer, now))
     }
 
-    /// The backend reported the end of a one-sided read, or its connection was torn down.
-    pub fn one_sided_end(&self, lease: LeaseId) {
-        self.with(|state, _| state.one_sided_end(lease));
+    /// The backend reported the end of a one-sided read, or its connection was torn down. Frees at once what waits for it; a read
+    /// that is dropped without this is found by the reaper.
+    pub fn one_sided_end(&self, read: OneSidedRead) {
+        self.with(|state, _| state.one_sided_end(read));
     }
 
     /// What lies beside a block now.

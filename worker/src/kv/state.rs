@@ -15,15 +15,17 @@ mod tests;
 use std::collections::HashMap;
 
 use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};
-use baton_protocol::ids::{LeaseId, TransferId};
+use baton_protocol::ids::{Generation, LeaseId, TransferId};
 
-pub use self::completion::CompleteError;
+pub use self::completion::{CompleteError, Proof};
 pub use self::counting::BlockCounts;
 pub use self::leasing::Reaped;
 pub use self::reserving::{PoolFull, Reserve};
 
 use super::blocks::{Blocks, CacheScope, Holder};
 use super::events::{CacheChange, EventLog};
+use super::lease::Gone;
+use super::lease::one_sided::{OneSidedRead, Reads};
 use super::lease::table::{Ended, LeaseTable};
 use super::store::{BlockId, Geometry};
 
@@ -59,6 +61,8 @@ pub(crate) struct Held {
     pub(crate) blocks: Vec<BlockId>,
     /// Leading blocks that are complete: hit or filled.
     pub(crate) completed: usize,
+    /// Blocks from this one on were zeroed when they were taken: they may be handed over partly filled.
+    pub(crate) clean_from: usize,
     /// The chain so far, so that the next block can be hashed.
     pub(crate) parent_hash: BlockHash,
     /// False from the first complete block on that the cache did not take: what follows it cannot be found either.
@@ -73,8 +77,8 @@ pub(crate) struct Held {
 #[derive(Debug)]
 pub(crate) struct Quarantined {
     pub(crate) blocks: Vec<BlockId>,
-    /// One-sided reads not yet reported ended.
-    pub(crate) reads: u32,
+    /// One-sided reads that are not over.
+    pub(crate) reads: Reads,
 }
 
 /// The pool's state.
@@ -117,13 +121,14 @@ impl PoolState {
 
     /// Gives the blocks of an ended lease back, or puts them into quarantine while a peer may still read them. Returns how many
     /// references it dropped.
-    pub(crate) fn settle(&mut self, ended: Ended) -> usize {
-        if ended.one_sided > 0 {
+    pub(crate) fn settle(&mut self, mut ended: Ended) -> usize {
+        ended.reads.forget_those_over();
+        if !ended.reads.is_empty() {
             self.quarantine.insert(
                 ended.lease,
                 Quarantined {
                     blocks: ended.held,
-                    reads: ended.one_sided,
+                    reads: ended.reads,
                 },
             );
             return 0;
@@ -138,34 +143,51 @@ impl PoolState {
         blocks.len()
     }
 
-    /// A one-sided read of a lease begins: until its end is reported the blocks are not reused, whatever the lease does.
+    /// A one-sided read of a lease begins: until it is over the blocks are not reused, whatever the lease does.
     pub(crate) fn one_sided_begin(
         &mut self,
         lease: LeaseId,
-        generation: baton_protocol::ids::Generation,
+        generation: Generation,
         transfer: &TransferId,
         now: u64,
-    ) -> Result<(), super::lease::Gone> {
-        let lease = self.leases.alive(lease, now)?;
-        lease.check_reader(generation, transfer)?;
-        lease.one_sided += 1;
-        Ok(())
+    ) -> Result<OneSidedRead, Gone> {
+        let alive = self.leases.alive(lease, now)?;
+        alive.check_reader(generation, transfer)?;
+        Ok(alive.reads.begin(lease))
     }
 
-    /// The backend reported a terminal state of a one-sided read, or its connection is torn down.
-    pub(crate) fn one_sided_end(&mut self, lease: LeaseId) -> usize {
+    /// The backend reported a terminal state of a one-sided read, or its connection is torn down. Returns how many references
+    /// that freed.
+    pub(crate) fn one_sided_end(&mut self, read: OneSidedRead) -> usize {
+        let lease = read.lease();
+        drop(read);
         if let Some(live) = self.leases.live_mut(lease) {
-            live.one_sided = live.one_sided.saturating_sub(1);
+            live.reads.forget_those_over();
             return 0;
         }
+        self.leave_quarantine(lease)
+    }
+
+    /// Frees a quarantine if every read is over. Returns how many references it dropped.
+    fn leave_quarantine(&mut self, lease: LeaseId) -> usize {
         let Some(quarantined) = self.quarantine.get_mut(&lease) else {
             return 0;
         };
-        quarantined.reads = quarantined.reads.saturating_sub(1);
-        if quarantined.reads > 0 {
+        quarantined.reads.forget_those_over();
+        if !quarantined.reads.is_empty() {
             return 0;
         }
         let released = self.quarantine.remove(&lease);
         released.map_or(0, |quarantined| self.drop_transfer(&quarantined.blocks))
+    }
+
+    /// Frees every quarantine whose reads are over though nobody said so. Looks at all of them. Returns how many references it
+    /// dropped.
+    pub(crate) fn reap_quarantine(&mut self) -> usize {
+        let leases: Vec<_> = self.quarantine.keys().copied().collect();
+        leases
+            .into_iter()
+            .map(|lease| self.leave_quarantine(lease))
+            .sum()
     }
 }

@@ -37,7 +37,7 @@ fn a_collision_never_serves_another_content() {
     );
     assert_eq!(
         blocks.register(second, entry(1, None, &[3, 4])),
-        Registered::Collision
+        Registered::Private
     );
     assert_eq!(found(&blocks, 1, None, &[1, 2]), Some(first));
     assert_eq!(found(&blocks, 1, None, &[3, 4]), None);
@@ -67,7 +67,7 @@ fn a_child_after_a_colliding_parent_is_not_found_after_the_other_one() {
     blocks.register(child, entry(2, Some(parent), &[5, 6]));
     assert_eq!(
         blocks.register(impostor, entry(1, None, &[3, 4])),
-        Registered::Collision
+        Registered::Private
     );
     // The same tokens with the same hash, but what came before is another content.
     assert_eq!(found(&blocks, 2, Some(impostor), &[5, 6]), None);

@@ -247,6 +247,30 @@ async fn kv_arrives_and_can_be_used_and_found() {
 }
 
 #[tokio::test]
+async fn nothing_that_an_earlier_owner_left_is_handed_over_behind_the_last_token() {
+    let pair = Pair::plain().await;
+    // Every block of the source has been somebody else's.
+    let everything = reserved(&pair.source, &tokens(63));
+    for block in everything.blocks() {
+        pair.source.store().write(*block).fill(0xaa);
+    }
+    drop(everything);
+    let mut prefill = pair.prefill(10, 0);
+    prefill.compute(&pair.source, 2);
+    let last = prefill.reservation.blocks()[2];
+    pair.source.store().write(last)[..2 * 64].fill(7);
+    pair.source
+        .seal(&prefill.reservation, 10)
+        .expect("complete");
+    let (reservation, received) = pair.taken(&prefill.handoff, 10).await;
+    received.expect("verified");
+    let bytes = pair.reader.store().read(reservation.blocks()[2]);
+    let (filled, rest) = bytes.split_at(2 * 64);
+    assert!(filled.iter().all(|byte| *byte == 7));
+    assert!(rest.iter().all(|byte| *byte == 0), "{rest:?}");
+}
+
+#[tokio::test]
 async fn received_kv_can_be_handed_on() {
     let pair = Pair::plain().await;
     let (reservation, received) = pair.taken(&pair.sealed(8, 0), 8).await;

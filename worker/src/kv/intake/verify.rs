@@ -1,10 +1,11 @@
 //! Is this block the one that was asked for? Pure.
 
-use baton_protocol::checksum::checksum;
 use baton_protocol::failure::HandoffFailure;
 use baton_protocol::hash::BlockHash;
 
+use crate::kv::Proof;
 use crate::transport::Arrival;
+use crate::transport::checksum::checksum;
 
 /// For which blocks the checksum over the received bytes is compared. Everything else is compared for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub enum ChecksumMode {
 }
 
 impl ChecksumMode {
-    fn covers(self, index: u32, last: bool) -> bool {
+    pub(super) fn covers(self, index: u32, last: bool) -> bool {
         match self {
             Self::Always => true,
             Self::Off => false,
@@ -49,17 +50,19 @@ pub struct Expected {
     pub last: bool,
 }
 
-/// Compares what came with what was promised and with what must be. The first doubt is the answer.
+/// Compares what came with what was promised and with what must be. The first doubt is the answer. Returns what is known of the
+/// bytes afterwards.
 pub fn verify(
     arrival: &Arrival,
     expected: &Expected,
     mode: ChecksumMode,
     bytes: &[u8],
-) -> Result<(), HandoffFailure> {
+) -> Result<Proof, HandoffFailure> {
     let Arrival {
         promised,
         before,
         after,
+        checksum: found,
         ..
     } = arrival;
     if before.generation != promised.generation || after.generation != promised.generation {
@@ -78,10 +81,13 @@ pub fn verify(
     if before != promised || after != promised {
         return Err(HandoffFailure::GenerationMismatch);
     }
-    if mode.covers(arrival.index, expected.last) && checksum(bytes) != before.checksum {
+    if !mode.covers(arrival.index, expected.last) {
+        return Ok(Proof::Promised(before.checksum));
+    }
+    if found.unwrap_or_else(|| checksum(bytes)) != before.checksum {
         return Err(HandoffFailure::ChecksumMismatch);
     }
-    Ok(())
+    Ok(Proof::Checked(before.checksum))
 }
 
 #[cfg(test)]
@@ -107,6 +113,7 @@ mod tests {
                 promised: header,
                 before: header,
                 after: header,
+                checksum: None,
             },
             Expected {
                 hash: BlockHash(11),
@@ -117,7 +124,7 @@ mod tests {
         )
     }
 
-    fn judged(change: impl FnOnce(&mut Arrival)) -> Result<(), HandoffFailure> {
+    fn judged(change: impl FnOnce(&mut Arrival)) -> Result<Proof, HandoffFailure> {
         let (mut arrival, expected) = case();
         change(&mut arrival);
         verify(&arrival, &expected, ChecksumMode::Always, &BYTES)
@@ -125,7 +132,15 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_taken() {
-        assert_eq!(judged(|_| {}), Ok(()));
+        let promised = case().0.promised.checksum;
+        assert_eq!(judged(|_| {}), Ok(Proof::Checked(promised)));
+    }
+
+    #[test]
+    fn what_was_not_compared_is_not_called_checked() {
+        let (arrival, expected) = case();
+        let judged = verify(&arrival, &expected, ChecksumMode::Off, &[0; 32]);
+        assert_eq!(judged, Ok(Proof::Promised(arrival.promised.checksum)));
     }
 
     #[test]
@@ -136,7 +151,7 @@ mod tests {
             change(&mut arrival.before);
             change(&mut arrival.after);
         };
-        let cases: [(Result<(), HandoffFailure>, HandoffFailure); 8] = [
+        let cases: [(Result<Proof, HandoffFailure>, HandoffFailure); 8] = [
             (judged(|a| a.before.generation.0 += 1), GenerationMismatch),
             (judged(|a| a.after.generation.0 += 1), GenerationMismatch),
             (judged(|a| a.promised.generation.0 += 1), GenerationMismatch),

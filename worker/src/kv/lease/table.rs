@@ -6,6 +6,7 @@ use baton_protocol::ids::{Generation, LeaseId, RunId, TransferId};
 use thiserror::Error;
 use tokio::sync::watch;
 
+use super::one_sided::Reads;
 use super::readers::{Readers, Sighting};
 use super::{Completion, Gone, Granted, Lease, LeaseOpen, LeaseOpened, Next, Reader};
 use crate::kv::store::BlockId;
@@ -51,6 +52,8 @@ pub struct LeaseCounters {
     pub unverified: u64,
     /// Blocks that nobody but the reaper would have freed.
     pub orphan_blocks_reaped: u64,
+    /// Those of them that were quarantined for a read of which nobody reported the end.
+    pub quarantined_blocks_reaped: u64,
 }
 
 /// How many leases are in which state now.
@@ -80,14 +83,13 @@ struct Tombstone {
 }
 
 /// A lease that has just ended. Its holder must drop one transfer reference of each block, or quarantine them.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 #[must_use]
 pub(crate) struct Ended {
     pub(crate) lease: LeaseId,
-    pub(crate) reason: Gone,
     pub(crate) held: Vec<BlockId>,
     /// One-sided reads may still touch the blocks: quarantine them.
-    pub(crate) one_sided: u32,
+    pub(crate) reads: Reads,
 }
 
 /// The table.
@@ -135,7 +137,8 @@ impl LeaseTable {
         self.live.get_mut(&id)
     }
 
-    /// The first claim of a restarted reader proves its former process dead: that one's claims are dropped everywhere.
+    /// The first claim of a restarted reader proves its former process dead: that one's claims are dropped everywhere. Only a claim
+    /// that names a living lease and its generation proves anything: whoever cannot name them says nothing of any process.
     pub(crate) fn claim(
         &mut self,
         id: LeaseId,
@@ -143,7 +146,13 @@ impl LeaseTable {
         reader: &Reader,
         now: u64,
     ) -> Result<Granted, Gone> {
-        match self.readers.sight(&reader.worker, reader.incarnation) {
+        let lease = self.alive(id, now)?;
+        lease.check_generation(generation)?;
+        let remembered = lease.duration.saturating_mul(2);
+        match self
+            .readers
+            .sight(&reader.worker, reader.incarnation, now, remembered)
+        {
             Sighting::Current => {}
             Sighting::Restarted => self.drop_dead_claims(reader),
             Sighting::Dead => return Err(Gone::DeadReader),
@@ -229,9 +238,8 @@ impl LeaseTable {
         );
         Some(Ended {
             lease: id,
-            reason,
             held: lease.held,
-            one_sided: lease.one_sided,
+            reads: lease.reads,
         })
     }
 

@@ -112,7 +112,8 @@ fn a_completion_without_a_claim_ends_nothing() {
     let mut table = LeaseTable::default();
     let generation = open(&mut table, 0).expect("new");
     let (completion, ended) = table.complete(LEASE, generation, &TransferId::from("a"), true, 1);
-    assert_eq!((completion, ended), (Completion::Stale, None));
+    assert_eq!(completion, Completion::Stale);
+    assert!(ended.is_none());
     assert!(table.claim(LEASE, generation, &reader("a", 1), 2).is_ok());
 }
 
@@ -139,6 +140,47 @@ fn a_restarted_reader_frees_the_claim_of_its_dead_process() {
     assert_eq!(
         table.renew(LEASE, generation, &TransferId::from("a"), 2),
         Err(Gone::Claimed)
+    );
+}
+
+#[test]
+fn a_claim_that_names_no_living_lease_says_nothing_of_any_process() {
+    let mut table = LeaseTable::default();
+    let generation = open(&mut table, 0).expect("new");
+    table
+        .claim(LEASE, generation, &reader("a", 1), 0)
+        .expect("granted");
+    let stranger = reader("b", 9);
+    let unknown = LeaseId([9; 16]);
+    assert_eq!(
+        table.claim(unknown, generation, &stranger, 1),
+        Err(Gone::Unknown)
+    );
+    assert_eq!(
+        table.claim(LEASE, Generation(generation.0 + 1), &stranger, 1),
+        Err(Gone::WrongGeneration)
+    );
+    assert_eq!(table.counters.dead_claims, 0);
+    let transfer = TransferId::from("a");
+    assert!(table.renew(LEASE, generation, &transfer, 2).is_ok());
+    // Late as well: after the end of the lease.
+    assert_eq!(table.expire(102).len(), 1);
+    assert_eq!(
+        table.claim(LEASE, generation, &stranger, 103),
+        Err(Gone::Expired)
+    );
+    let next = LeaseOpen {
+        id: LeaseId([4; 16]),
+        run: RunId::from("r"),
+        duration: 100,
+        skip_blocks: 0,
+    };
+    let opened = table.open(&next, 104).expect("new");
+    assert!(
+        table
+            .claim(next.id, opened.generation, &reader("c", 1), 105)
+            .is_ok(),
+        "the living process is not shut out"
     );
 }
 

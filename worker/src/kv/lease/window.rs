@@ -56,5 +56,17 @@ mod tests {
             prop_assert!(window.renew_at() <= window.reads_until() || granted < 60);
             prop_assert!(!window.is_open(window.reads_until()));
         }
+
+        /// `speed`: milliseconds that the reader's clock counts in 1000 of the owner's.
+        #[test]
+        fn a_clock_slow_by_a_tenth_or_fast_at_will_does_not_outlive_the_owner(
+            delay in 0..10_000_u64, granted in 200..1_u64 << 32, speed in 900..4000_u64,
+        ) {
+            let window = ReadWindow::new(0, granted);
+            // On the owner's clock, from the question on, and rounded up.
+            let reader_stops = (window.reads_until() * 1000).div_ceil(speed);
+            let owner_ends = delay + granted;
+            prop_assert!(reader_stops <= owner_ends, "{reader_stops} > {owner_ends}");
+        }
     }
 }

@@ -67,6 +67,21 @@ fn a_reservation_grows_until_the_pool_is_full() {
     assert_eq!(reservation.blocks().len(), 3);
 }
 
+#[test]
+fn blocks_that_may_stay_partly_filled_are_zero_when_they_are_taken() {
+    let pool = pool(4);
+    let everything = reserve(&pool, &[1; 16]).expect("room");
+    for block in everything.blocks() {
+        pool.store().write(*block).fill(0xaa);
+    }
+    drop(everything);
+    let zero = |block: BlockId| pool.store().read(block).iter().all(|byte| *byte == 0);
+    let mut reservation = reserve(&pool, &[2; 6]).expect("room");
+    assert!(zero(reservation.blocks()[1]));
+    pool.grow(&mut reservation, 14).expect("room");
+    assert!(zero(reservation.blocks()[2]) && zero(reservation.blocks()[3]));
+}
+
 #[tokio::test]
 async fn a_watcher_hears_of_stored_and_removed_blocks() {
     let pool = pool(2);

@@ -42,15 +42,24 @@ pub enum CompleteError {
     },
 }
 
+/// What is known of a complete block's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// They have this checksum: the block may be offered to other requests.
+    Checked(u64),
+    /// They should have this checksum, and nobody compared: the block is its reservation's alone.
+    Promised(u64),
+}
+
 impl PoolState {
-    /// Block `index` of the reservation holds the KV of `tokens`, and its bytes have `checksum`. Returns the block that holds this
-    /// content from now on: another one when the cache had it already, and then the given one is freed.
+    /// Block `index` of the reservation holds the KV of `tokens`. Returns the block that holds this content from now on: another
+    /// one when the cache had it already, and then the given one is freed.
     pub(crate) fn complete(
         &mut self,
         id: ReservationId,
         index: usize,
         tokens: &[u32],
-        checksum: u64,
+        proof: Proof,
     ) -> Result<BlockId, CompleteError> {
         let block_size = self.config.geometry.block_size;
         let Some(held) = self.reservations.get_mut(&id) else {
@@ -76,6 +85,10 @@ impl PoolState {
         let hash = held
             .hasher
             .child(held.parent_hash, tokens, &held.scope.extra);
+        let (checksum, offered) = match proof {
+            Proof::Checked(checksum) => (checksum, true),
+            Proof::Promised(checksum) => (checksum, false),
+        };
         self.blocks.set_header(
             block,
             BlockHeader {
@@ -90,7 +103,11 @@ impl PoolState {
             .checked_sub(1)
             .and_then(|before| held.blocks.get(before).copied());
         held.findable &= parent.is_none_or(|parent| self.blocks.is_registered(parent));
-        let registered = if held.findable {
+        let registered = if held.findable && !offered {
+            // The cache may have it, proven: then that one is used instead.
+            let found = self.blocks.find(hash, parent, tokens, &held.scope);
+            found.map_or(Registered::Private, Registered::Duplicate)
+        } else if held.findable {
             let entry = Entry {
                 hash,
                 parent,
@@ -100,7 +117,7 @@ impl PoolState {
             };
             self.blocks.register(block, entry)
         } else {
-            Registered::Collision
+            Registered::Private
         };
         let kept = match registered {
             Registered::New => {
@@ -112,7 +129,7 @@ impl PoolState {
                 self.blocks.drop_reference(block, Holder::Request);
                 existing
             }
-            Registered::Collision => {
+            Registered::Private => {
                 held.findable = false;
                 block
             }

@@ -17,6 +17,8 @@ pub struct Reaped {
     pub leases: usize,
     /// Blocks whose references it dropped.
     pub blocks: usize,
+    /// Those of them that were quarantined for a read that is over.
+    pub quarantined: usize,
 }
 
 impl PoolState {
@@ -77,7 +79,9 @@ impl PoolState {
             return Err(LeaseError::NotSealable);
         };
         let complete = held.completed == tokens / block_size;
-        let has_partial = tokens.is_multiple_of(block_size) || partial.is_some();
+        // A block that was not zeroed when it was taken would carry what an earlier owner left behind its last token.
+        let clean = tokens / block_size >= held.clean_from;
+        let has_partial = tokens.is_multiple_of(block_size) || (partial.is_some() && clean);
         if held.sealed || !complete || !has_partial {
             return Err(LeaseError::NotSealable);
         }
@@ -138,17 +142,20 @@ impl PoolState {
             .count()
     }
 
-    /// Frees what expired leases hold. Scans all of them.
+    /// Frees what expired leases hold, and what was quarantined for reads that are over. Scans all of both.
     pub(crate) fn reap(&mut self, now: u64) -> Reaped {
         let expired = self.leases.expire(now);
+        let quarantined = self.reap_quarantine();
         let mut reaped = Reaped {
             leases: expired.len(),
-            blocks: 0,
+            blocks: quarantined,
+            quarantined,
         };
         for ended in expired {
             reaped.blocks += self.settle(ended);
         }
         self.leases.counters.orphan_blocks_reaped += reaped.blocks as u64;
+        self.leases.counters.quarantined_blocks_reaped += quarantined as u64;
         reaped
     }
 }

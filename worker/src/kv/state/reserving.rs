@@ -40,10 +40,17 @@ pub(crate) struct Reserved {
     pub(crate) id: ReservationId,
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) cached_blocks: usize,
+    /// Blocks from this one on have to be zeroed.
+    pub(crate) clean_from: usize,
 }
 
 impl PoolState {
-    pub(crate) fn reserve(&mut self, reserve: &Reserve<'_>) -> Result<Reserved, PoolFull> {
+    /// `spare` blocks must be left that others could get.
+    pub(crate) fn reserve(
+        &mut self,
+        reserve: &Reserve<'_>,
+        spare: usize,
+    ) -> Result<Reserved, PoolFull> {
         let geometry = self.config.geometry;
         let hasher = self.hasher(reserve.scope);
         let total = geometry.blocks_for(reserve.tokens.len() + reserve.room);
@@ -62,11 +69,21 @@ impl PoolState {
             self.blocks.hold(*block, Holder::Request);
         }
         let needed = total - cached_blocks;
-        if let Err(full) = self.take(needed, &mut blocks) {
+        // What was hit is held by now, so it is no longer counted among what others could get.
+        let taken = if needed + spare > self.blocks.available() {
+            Err(PoolFull {
+                needed: needed + spare,
+                available: self.blocks.available(),
+            })
+        } else {
+            self.take(needed, &mut blocks)
+        };
+        if let Err(full) = taken {
             self.drop_request(&blocks);
             return Err(full);
         }
 
+        let clean_from = cached_blocks.max(reserve.tokens.len() / geometry.block_size);
         let id = ReservationId(self.next_reservation);
         self.next_reservation += 1;
         self.reservations.insert(
@@ -74,6 +91,7 @@ impl PoolState {
             Held {
                 blocks: blocks.clone(),
                 completed: cached_blocks,
+                clean_from,
                 parent_hash,
                 findable: true,
                 scope: reserve.scope.clone(),
@@ -86,6 +104,7 @@ impl PoolState {
             id,
             blocks,
             cached_blocks,
+            clean_from,
         })
     }
 

@@ -39,12 +39,22 @@ impl Case {
         tokens: &[u32],
         leave_last: bool,
     ) -> Result<reserving::Reserved, PoolFull> {
-        self.state.reserve(&Reserve {
+        self.reserve_beside(tokens, leave_last, 0)
+    }
+
+    fn reserve_beside(
+        &mut self,
+        tokens: &[u32],
+        leave_last: bool,
+        spare: usize,
+    ) -> Result<reserving::Reserved, PoolFull> {
+        let reserve = Reserve {
             tokens,
             scope: &self.scope,
             room: 0,
             leave_last,
-        })
+        };
+        self.state.reserve(&reserve, spare)
     }
 
     /// Reserves, and completes every full block.
@@ -57,7 +67,8 @@ impl Case {
     fn fill(&mut self, id: ReservationId, tokens: &[u32]) {
         let from = self.state.reservations[&id].completed;
         for (index, block) in tokens.chunks_exact(4).enumerate().skip(from) {
-            self.state.complete(id, index, block, 1).expect("in order");
+            let proof = Proof::Checked(1);
+            self.state.complete(id, index, block, proof).expect("in order");
         }
     }
 
@@ -169,18 +180,18 @@ fn completing_out_of_order_or_partly_is_refused() {
     let mut case = Case::new(4);
     let id = case.reserve(&tokens(8), true).expect("room").id;
     assert!(matches!(
-        case.state.complete(id, 1, &[0; 4], 0),
+        case.state.complete(id, 1, &[0; 4], Proof::Checked(0)),
         Err(CompleteError::OutOfOrder {
             index: 1,
             expected: 0
         })
     ));
     assert!(matches!(
-        case.state.complete(id, 0, &[0; 3], 0),
+        case.state.complete(id, 0, &[0; 3], Proof::Checked(0)),
         Err(CompleteError::NotFull { .. })
     ));
     assert!(matches!(
-        case.state.complete(id, 2, &[0; 4], 0),
+        case.state.complete(id, 2, &[0; 4], Proof::Checked(0)),
         Err(CompleteError::OutOfRange { .. })
     ));
 }
@@ -247,7 +258,8 @@ fn a_lease_whose_prefill_ends_early_is_cancelled_at_once() {
     let mut case = Case::new(8);
     let id = case.reserve(&tokens(8), true).expect("room").id;
     let generation = case.open(id, 1, 0);
-    case.state.complete(id, 0, &tokens(4), 0).expect("in order");
+    let proof = Proof::Checked(0);
+    case.state.complete(id, 0, &tokens(4), proof).expect("in order");
     let mut changes = {
         case.state
             .leases
@@ -280,35 +292,179 @@ fn sealing_before_all_blocks_are_complete_is_refused() {
     assert!(case.state.seal(id, 8, 0, 0).is_err(), "twice");
 }
 
-#[test]
-fn blocks_under_a_one_sided_read_are_quarantined_until_its_end() {
-    let mut case = Case::new(2);
+/// A sealed lease of two blocks that fill the pool, claimed and read one-sidedly; it has expired.
+fn read_one_sidedly(case: &mut Case) -> OneSidedRead {
     let id = case.filled(&tokens(8));
     let generation = case.open(id, 1, 0);
     let (lease, transfer) = (LeaseId([1; 16]), TransferId::from("t"));
-    assert_eq!(
-        case.state.one_sided_begin(lease, generation, &transfer, 0),
-        Err(Gone::NotClaimed)
-    );
+    let early = case.state.one_sided_begin(lease, generation, &transfer, 0);
+    assert_eq!(early.err(), Some(Gone::NotClaimed));
     case.state
         .leases
         .claim(lease, generation, &reader("t"), 0)
         .expect("granted");
-    case.state
+    let read = case
+        .state
         .one_sided_begin(lease, generation, &transfer, 0)
         .expect("legal");
     case.state.seal(id, 8, 0, 0).expect("complete");
     case.state.release(id, 0);
 
-    assert_eq!(case.state.reap(5000).leases, 1);
+    let reaped = case.state.reap(5000);
+    assert_eq!((reaped.leases, reaped.blocks), (1, 0));
     assert_eq!(case.state.counts().quarantined, 2);
+    assert_eq!(case.state.reap(u64::MAX).blocks, 0);
     assert!(
         case.reserve(&[7; 4], true).is_err(),
         "time alone frees nothing that a peer may read"
     );
-    case.state.one_sided_end(lease);
+    read
+}
+
+#[test]
+fn blocks_under_a_one_sided_read_are_quarantined_until_its_end_is_reported() {
+    let mut case = Case::new(2);
+    let read = read_one_sidedly(&mut case);
+    assert_eq!(case.state.one_sided_end(read), 2);
     assert_eq!(case.state.counts().quarantined, 0);
     assert!(case.reserve(&[7; 4], true).is_ok());
+    assert_eq!(case.state.reap(u64::MAX).quarantined, 0);
+}
+
+#[test]
+fn a_connection_that_is_torn_down_without_a_word_ends_the_quarantine_of_its_reads() {
+    let mut case = Case::new(2);
+    // A connection's task is dropped with all it holds.
+    drop(read_one_sidedly(&mut case));
+    let reaped = case.state.reap(5001);
+    assert_eq!((reaped.leases, reaped.blocks, reaped.quarantined), (0, 2, 2));
+    assert_eq!(case.state.leases.counters.quarantined_blocks_reaped, 2);
+    assert_eq!(case.state.leases.counters.orphan_blocks_reaped, 2);
+    let counts = case.state.counts();
+    assert_eq!((counts.quarantined, counts.leaked), (0, 0));
+    assert!(case.reserve(&[7; 4], true).is_ok());
+}
+
+#[test]
+fn the_reaper_looks_at_every_quarantine() {
+    let mut case = Case::new(9);
+    let mut reads: Vec<_> = (0..9_u32)
+        .map(|number| {
+            let id = case.filled(&[number; 4]);
+            let generation = case.open(id, number as u8, 0);
+            let (lease, claimant) = (LeaseId([number as u8; 16]), reader("t"));
+            let claimed = case.state.leases.claim(lease, generation, &claimant, 0);
+            claimed.expect("granted");
+            case.state.seal(id, 4, 0, 0).expect("complete");
+            case.state.release(id, 0);
+            let begun = case
+                .state
+                .one_sided_begin(lease, generation, &claimant.transfer, 0);
+            Some(begun.expect("legal"))
+        })
+        .collect();
+    case.state.reap(5000);
+    assert_eq!(case.state.counts().quarantined, 9);
+    // Whatever order they are kept in, one that goes on stands before one that is over.
+    for (index, read) in reads.iter_mut().enumerate() {
+        if index % 2 == 1 {
+            *read = None;
+        }
+    }
+    assert_eq!(case.state.reap(5001).quarantined, 4);
+    assert_eq!(case.state.counts().quarantined, 5);
+}
+
+#[test]
+fn a_read_that_is_over_when_its_lease_ends_is_no_quarantine() {
+    let mut case = Case::new(2);
+    let id = case.filled(&tokens(8));
+    let generation = case.open(id, 1, 0);
+    let (lease, claimant) = (LeaseId([1; 16]), reader("t"));
+    let claimed = case.state.leases.claim(lease, generation, &claimant, 0);
+    claimed.expect("granted");
+    let begin = |case: &mut Case| {
+        case.state
+            .one_sided_begin(lease, generation, &claimant.transfer, 0)
+            .expect("legal")
+    };
+    let first = begin(&mut case);
+    drop(begin(&mut case));
+    assert_eq!(case.state.one_sided_end(first), 0, "the lease holds on");
+    case.state.seal(id, 8, 0, 0).expect("complete");
+    case.state.release(id, 0);
+    assert_eq!(case.state.reap(5000).blocks, 2);
+    assert_eq!(case.state.counts().quarantined, 0);
+}
+
+#[test]
+fn blocks_that_were_not_checked_are_never_offered() {
+    let mut case = Case::new(16);
+    let id = case.reserve(&tokens(12), false).expect("room").id;
+    let prove = |case: &mut Case, id, index: usize, proof| {
+        let block = &tokens(12)[index * 4..][..4];
+        case.state.complete(id, index, block, proof).expect("in order")
+    };
+    prove(&mut case, id, 0, Proof::Checked(1));
+    prove(&mut case, id, 1, Proof::Promised(2));
+    // Checked, but its chain is not: nobody could be given the one without the other.
+    prove(&mut case, id, 2, Proof::Checked(3));
+    let hits = |case: &mut Case| case.reserve(&tokens(12), false).expect("room");
+    assert_eq!(hits(&mut case).cached_blocks, 1);
+    case.state.release(id, 0);
+    assert_eq!(hits(&mut case).cached_blocks, 1);
+    assert_eq!(case.state.blocks.hashes().len(), 1);
+    assert_eq!(case.state.counts().leaked, 0);
+}
+
+#[test]
+fn what_was_not_checked_gives_way_to_what_was() {
+    let mut case = Case::new(16);
+    let late = case.reserve(&tokens(8), false).expect("room").id;
+    let proven = case.filled(&tokens(4));
+    let known = case.state.reservations[&proven].blocks[0];
+    let complete = |case: &mut Case, index: usize, proof| {
+        let block = &tokens(8)[index * 4..][..4];
+        case.state.complete(late, index, block, proof).expect("in order")
+    };
+    assert_eq!(complete(&mut case, 0, Proof::Promised(1)), known);
+    complete(&mut case, 1, Proof::Checked(1));
+    assert_eq!(case.reserve(&tokens(8), false).expect("room").cached_blocks, 2);
+}
+
+#[test]
+fn what_is_hit_is_not_counted_as_spare_as_well() {
+    let mut case = Case::new(6);
+    let first = case.filled(&tokens(16));
+    case.state.release(first, 0);
+    let mut longer = tokens(16);
+    longer.extend([90, 91, 92, 93]);
+    // Four are hit and one is taken: one of six is left, whatever is cached.
+    let full = case.reserve_beside(&longer, true, 2).expect_err("one is left");
+    assert_eq!(
+        full,
+        PoolFull {
+            needed: 3,
+            available: 2
+        }
+    );
+    assert_eq!(case.state.counts().cached, 4, "a refusal holds nothing");
+    let reserved = case.reserve_beside(&longer, true, 1).expect("one is left");
+    assert_eq!(reserved.cached_blocks, 4);
+    assert_eq!(case.state.blocks.available(), 1);
+}
+
+#[test]
+fn a_block_that_was_not_zeroed_is_never_sealed_partly_filled() {
+    let mut case = Case::new(8);
+    let id = case.reserve(&tokens(12), true).expect("room").id;
+    case.open(id, 1, 0);
+    let proof = Proof::Checked(1);
+    case.state.complete(id, 0, &tokens(4), proof).expect("in order");
+    assert!(
+        case.state.seal(id, 6, 0, 0).is_err(),
+        "the second block was reserved to be filled whole"
+    );
 }
 
 #[test]

@@ -196,6 +196,7 @@ struct Owner {
     /// Runs before each completion is handled.
     before_complete: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     refuse_renewals: bool,
+    unreachable_for_renewals: bool,
     renewed: AtomicBool,
 }
 
@@ -206,6 +207,7 @@ impl Owner {
             failing_claims: AtomicU32::new(0),
             before_complete: Mutex::new(None),
             refuse_renewals: false,
+            unreachable_for_renewals: false,
             renewed: AtomicBool::new(false),
         }
     }
@@ -236,6 +238,9 @@ impl LeaseClient for Owner {
         transfer: &'a TransferId,
     ) -> BoxFuture<'a, Result<Grant, CallFailed>> {
         self.renewed.store(true, Ordering::SeqCst);
+        if self.unreachable_for_renewals {
+            return Box::pin(async { Err(CallFailed("no answer".to_owned())) });
+        }
         if self.refuse_renewals {
             return Box::pin(async { Ok(Err(crate::kv::lease::Gone::Released)) });
         }
@@ -402,7 +407,7 @@ async fn without_checksums_only_headers_are_compared() {
         ..options()
     };
     let reservation = reserved(&pair.reader, &tokens(8));
-    let (_, result) = take(
+    let (reservation, result) = take(
         &handoff,
         &options,
         &pair.source,
@@ -412,4 +417,78 @@ async fn without_checksums_only_headers_are_compared() {
     )
     .await;
     assert!(result.is_ok(), "the policy asked for it: {result:?}");
+    assert_eq!(reservation.completed_blocks(), 2);
+    drop(reservation);
+    assert_eq!(
+        pair.reader.snapshot().1,
+        [],
+        "what nobody checked is offered to nobody else"
+    );
+    assert_eq!(pair.reader.counts().free, 16);
+}
+
+#[tokio::test]
+async fn of_a_sampled_transfer_only_the_checked_beginning_is_offered_to_others() {
+    let first_unchecked = |seed| {
+        let mode = ChecksumMode::Sampled { seed };
+        (0..4).find(|index| !mode.covers(*index, *index == 3))
+    };
+    let seed_of = |wanted| (0..10_000).find(|seed| first_unchecked(*seed) == wanted);
+    for wanted in [Some(0), Some(1), Some(2), None] {
+        let seed = seed_of(wanted).expect("one in eight is drawn");
+        let pair = Pair::plain().await;
+        let handoff = pair.sealed(16, 0);
+        let options = IntakeOptions {
+            checksum: ChecksumMode::Sampled { seed },
+            ..options()
+        };
+        let reservation = reserved(&pair.reader, &tokens(16));
+        let (reservation, result) = take(
+            &handoff,
+            &options,
+            &pair.source,
+            &tokens(16),
+            reservation,
+            &mut || {},
+        )
+        .await;
+        result.expect("all blocks are right");
+        drop(reservation);
+        let offered = pair
+            .reader
+            .cached_tokens(&tokens(16), &CacheScope::default());
+        assert_eq!(offered, wanted.unwrap_or(4) as usize * BLOCK_SIZE);
+    }
+}
+
+#[tokio::test]
+async fn a_source_whose_data_port_is_closed_gets_its_lease_back_at_once() {
+    let pair = Pair::plain().await;
+    let mut handoff = pair.sealed(12, 0);
+    handoff.transport = Arc::new(Breaking {
+        inner: pair.transport.clone(),
+        after: 0,
+    });
+    let failed = cause(&pair, &handoff, 12).await;
+    assert_eq!(failed.cause, HandoffFailure::SourceLost);
+    assert_eq!(pair.source.lease_counters().expired, 0, "without waiting");
+}
+
+#[tokio::test]
+async fn a_reader_whose_clock_runs_ahead_stops_first_and_the_owner_frees_by_its_own() {
+    let pair = Pair::plain().await;
+    let prefill = pair.prefill_for(8, 0, 200);
+    let owner = Owner {
+        unreachable_for_renewals: true,
+        ..Owner::of(&pair.source)
+    };
+    // The owner's clock stands still, the reader's runs.
+    let (reservation, result) = pair.taken_by(&prefill.handoff, &owner, &tokens(8)).await;
+    let failed = result.expect_err("not renewed");
+    assert_eq!(failed.cause, HandoffFailure::LeaseGone);
+    assert_eq!(pair.source.lease_counts().claimed, 1, "for the owner it lives");
+    drop(prefill);
+    pair.clock.advance(200);
+    pair.source.reap();
+    pair.assert_unused(reservation);
 }
