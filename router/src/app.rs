@@ -14,6 +14,9 @@ use baton_system::System;
 use baton_system::entropy;
 use baton_system::network::Listener;
 use tokio::signal::unix::{SignalKind, signal};
+use baton_telemetry::export::Exporter;
+use baton_telemetry::settings::Settings;
+use baton_telemetry::tracer::Tracer;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,6 +29,7 @@ use crate::dispatch::{Dispatcher, Parts};
 use crate::fleet::artifacts::Artifacts;
 use crate::fleet::discovery::{Discovery, WorkersFile};
 use crate::fleet::{Workers, watch as follow};
+use crate::front::access::Open;
 use crate::front::{Front, FrontConfig, serve};
 use crate::learning::Learning;
 use crate::metrics::Metrics;
@@ -35,6 +39,9 @@ use flags::Flags;
 
 /// After the front has ended, runs are already cancelled or done: this bounds their last cancellations.
 const LAST_CANCELLATIONS: Duration = Duration::from_secs(3);
+
+/// Probes, scrapers and people.
+const ADMIN_CONNECTIONS: usize = 256;
 
 /// Wrong input: exit status 2.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +53,9 @@ fn wrong(error: impl std::fmt::Display) -> WrongInput {
 }
 
 /// Runs a router on this machine until it is told to end by a signal, or by the end of standard input.
-pub async fn run(flags: Flags) -> Result<()> {
+pub async fn run(mut flags: Flags) -> Result<()> {
+    flags.tracing =
+        Settings::read(&flags.traces, |name| std::env::var(name).ok()).map_err(wrong)?;
     let told = until_told(flags.exit_on_stdin_eof);
     serve_until(flags, System::machine(), Clock::start(), told).await
 }
@@ -72,6 +81,7 @@ pub async fn serve_until(
     let (policies, contents) = PolicyFile::open(&flags.policy_file, clock).map_err(wrong)?;
     let policies = Arc::new(policies);
     let (workers_file, list) = WorkersFile::open(&flags.workers_file).map_err(wrong)?;
+    let access = flags.front.access().map_err(wrong)?;
 
     let metrics = Arc::new(Metrics::new());
     let learning = Arc::new(Learning::default());
@@ -111,6 +121,20 @@ pub async fn serve_until(
     tasks.spawn(workers_file.run(lists, stop.clone()));
     tasks.spawn(policies.clone().follow(contents, stop.clone()));
 
+    let tracer = match flags.tracing {
+        None => Tracer::off(),
+        Some(settings) => {
+            let identity = [
+                ("service.name", "baton-router".to_owned()),
+                ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+                ("service.instance.id", flags.router_id.clone()),
+            ];
+            let (tracer, exporter) = Exporter::new(settings, identity, &metrics.spans);
+            // Ends after `stop`, with what the last runs have left.
+            tasks.spawn(exporter.run(stop.clone()));
+            tracer
+        }
+    };
     let dispatcher = Dispatcher::new(Parts {
         router: flags.router_id.clone(),
         clock,
@@ -119,6 +143,7 @@ pub async fn serve_until(
         learning: learning.clone(),
         records: records.clone(),
         metrics: metrics.clone(),
+        tracer,
         seed: u64::from_le_bytes(entropy::bytes(&*system.entropy)?),
         entropy: system.entropy.clone(),
     });
@@ -128,9 +153,18 @@ pub async fn serve_until(
             .front
             .config(Duration::from_secs(flags.drain_seconds))
     };
+    for file in access.keys.iter().cloned() {
+        tasks.spawn(file.follow(stop.clone()));
+    }
+    for files in access.identity.iter().cloned() {
+        tasks.spawn(files.follow(stop.clone()));
+    }
+    let open = Open::of(&access);
+    let memory_bound_mib = config.memory_bound() >> 20;
     let front = Front::new(
         Arc::new(dispatcher.clone()),
-        config.clone(),
+        config,
+        access,
         clock,
         entropy::bytes(&*system.entropy)?,
     );
@@ -143,9 +177,12 @@ pub async fn serve_until(
         metrics,
         clock,
         threads: system.threads,
+        draining: front.shutdown().clone(),
     });
     info!(
-        listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id, "router started"
+        listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id, requests = %open,
+        admin_requests = if token.is_some() { "with the admin token" } else { "open to all" }, memory_bound_mib,
+        "router started"
     );
 
     // Probes and scrapers see the drain: the admin port ends last.
@@ -153,21 +190,21 @@ pub async fn serve_until(
     tasks.spawn(async move {
         let config = FrontConfig {
             drain_timeout: Duration::from_millis(200),
+            max_connections: ADMIN_CONNECTIONS,
             ..FrontConfig::default()
         };
         serve::serve(private, admin::routes(admin, token), &config, admin_stop).await;
     });
-    let draining = CancellationToken::new();
-    let drained = draining.clone();
+    let drained = front.shutdown().clone();
     let told = tokio::spawn(async move {
         let reason = told.await;
         info!(
             reason,
-            "draining: no new connections, runs under way may end"
+            "draining: no new requests, runs under way may end"
         );
         drained.cancel();
     });
-    serve::serve(public, front.routes(), &config, draining).await;
+    front.serve(public).await;
     told.await.context("waiting for signals failed")?;
 
     if tokio::time::timeout(LAST_CANCELLATIONS, dispatcher.finished())

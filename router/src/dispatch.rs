@@ -21,6 +21,7 @@ use std::sync::Arc;
 use baton_placement::fleet::WorkerState;
 use baton_placement::rng::Rng;
 use baton_protocol::ids::RunId;
+use baton_telemetry::tracer::Tracer;
 use baton_system::entropy::Entropy;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) learning: Arc<Learning>,
     pub(crate) records: Arc<Records>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) tracer: Tracer,
     pub(crate) rng: Mutex<Rng>,
     entropy: Arc<dyn Entropy>,
     /// Runs under way that are local only for lack of a prefill worker, by policy.
@@ -68,6 +70,8 @@ pub struct Parts {
     pub learning: Arc<Learning>,
     pub records: Arc<Records>,
     pub metrics: Arc<Metrics>,
+    /// Where the spans of runs go.
+    pub tracer: Tracer,
     /// Of the chance in placement.
     pub seed: u64,
     /// Of run ids.
@@ -85,6 +89,7 @@ impl Dispatcher {
                 learning: parts.learning,
                 records: parts.records,
                 metrics: parts.metrics,
+                tracer: parts.tracer,
                 rng: Mutex::new(Rng::new(parts.seed)),
                 entropy: parts.entropy,
                 without_prefill: Mutex::default(),
@@ -154,7 +159,7 @@ impl Dispatch for Dispatcher {
 
     fn artifacts(&self, policy: &PolicyHandle) -> Option<Arc<TextArtifacts>> {
         let view = self.shared.workers.view();
-        let filter = planning::text_of(&view, policy)?;
+        let filter = planning::text_of(&self.shared, &view, policy)?;
         let artifacts = &self.shared.workers.artifacts;
         let max_context = Self::members(&view, policy)
             .map(|(_, member)| member.card.capacity.max_context)

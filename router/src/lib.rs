@@ -5,7 +5,7 @@
 //! - [`run`]: the seam between the front and dispatch.
 //! - [`dispatch`]: places a run, tries plans on workers, decides about failures.
 //! - [`fleet`]: what is known of the workers. [`policy`]: how to place. [`learning`]: what runs teach.
-//! - [`records`]: why each request went where. [`metrics`], [`admin`]: for people and scrapers.
+//! - [`records`]: why each request went where. [`trace`]: its spans. [`metrics`], [`admin`]: for people and scrapers.
 //! - [`app`]: one process from its flags.
 
 pub mod admin;
@@ -20,4 +20,5 @@ pub mod openai;
 pub mod policy;
 pub mod records;
 pub mod run;
+pub mod trace;
 pub mod text;

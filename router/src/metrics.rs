@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use baton_telemetry::tracer::Counts;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -85,10 +86,12 @@ pub struct Metrics {
     pub transfer_duration: Histograms<TransferLabels>,
     pub links: Family<StateLabels, Gauge>,
     pub inflight: Family<ModelLabels, Gauge>,
+    pub run_states: Family<StateLabels, Counter>,
     pub index_blocks: Gauge,
     pub index_gaps: Counter,
     pub record_overflow: Counter,
     pub illegal_events: Counter,
+    pub spans: Counts,
 }
 
 /// 1 ms to 131 s: from a cached prompt on a GPU to a long one on a CPU.
@@ -136,10 +139,12 @@ impl Metrics {
             transfer_duration: Family::new_with_constructor(token_seconds),
             links: Family::default(),
             inflight: Family::default(),
+            run_states: Family::default(),
             index_blocks: Gauge::default(),
             index_gaps: Counter::default(),
             record_overflow: Counter::default(),
             illegal_events: Counter::default(),
+            spans: Counts::default(),
         };
         metrics.register();
         metrics
@@ -221,6 +226,11 @@ impl Metrics {
             self.inflight.clone(),
         );
         registry.register(
+            "run_states",
+            "States that runs have entered",
+            self.run_states.clone(),
+        );
+        registry.register(
             "index_blocks",
             "Distinct blocks in the prefix index",
             self.index_blocks.clone(),
@@ -232,13 +242,18 @@ impl Metrics {
         );
         registry.register(
             "record_overflow",
-            "Decision records lost because the writer was behind",
+            "Decision records lost: the writer was behind, or the disk full",
             self.record_overflow.clone(),
         );
         registry.register(
             "illegal_events",
             "Reports of workers that no run could have made",
             self.illegal_events.clone(),
+        );
+        registry.register(
+            "spans",
+            "Spans by what became of them: exported, failed, dropped",
+            self.spans.clone(),
         );
     }
 

@@ -37,6 +37,8 @@ pub struct Exporter {
     exported: Counter,
     failed: Counter,
     dropped: Counter,
+    /// Spans of the batch that is being sent.
+    in_flight: u64,
     /// The collector did not take the last batch; it has been said.
     broken: bool,
 }
@@ -96,6 +98,7 @@ impl Exporter {
             exported: count("exported"),
             failed: count("failed"),
             dropped: count("dropped"),
+            in_flight: 0,
             broken: false,
         };
         (Tracer::new(sender, sampler, counts), exporter)
@@ -103,26 +106,38 @@ impl Exporter {
 
     /// Sends until `stop`, and then what still waits, within three seconds.
     pub async fn run(mut self, stop: CancellationToken) {
-        while !stop.is_cancelled() {
-            let batch = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                batch = next_batch(&mut self.spans, self.batching, &stop) => batch,
-            };
-            let Some(batch) = batch else {
-                break;
-            };
-            self.send(batch, &stop).await;
-        }
-        self.spans.close();
-        if timeout(LAST, self.send_rest(&stop)).await.is_err() {
-            let mut left = 0_u64;
+        let overdue = async {
+            stop.cancelled().await;
+            sleep(LAST).await;
+        };
+        let in_time = tokio::select! {
+            () = self.send_all(&stop) => true,
+            () = overdue => false,
+        };
+        if !in_time {
+            let mut left = self.in_flight;
             while self.spans.try_recv().is_ok() {
                 left += 1;
             }
             self.dropped.inc_by(left);
             warn!(left, "the last spans were not taken in time");
         }
+    }
+
+    async fn send_all(&mut self, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            let batch = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                batch = next_batch(&mut self.spans, self.batching, stop) => batch,
+            };
+            let Some(batch) = batch else {
+                break;
+            };
+            self.send(batch, stop).await;
+        }
+        self.spans.close();
+        self.send_rest(stop).await;
     }
 
     async fn send_rest(&mut self, stop: &CancellationToken) {
@@ -140,12 +155,14 @@ impl Exporter {
 
     async fn send(&mut self, spans: Vec<Span>, stop: &CancellationToken) {
         let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
+        self.in_flight = count;
         let request = otlp::request(&self.resource, spans);
         let mut pauses = RETRIES.iter();
         loop {
             let answer = timeout(self.timeout, self.way.send(&request)).await;
             let not_sent = match answer {
                 Ok(Ok(rejected)) => {
+                    self.in_flight = 0;
                     let rejected = rejected.min(count);
                     self.exported.inc_by(count - rejected);
                     self.failed.inc_by(rejected);
@@ -177,6 +194,7 @@ impl Exporter {
                 _ => break,
             }
         }
+        self.in_flight = 0;
         self.failed.inc_by(count);
     }
 }

@@ -180,7 +180,9 @@ fn endpoint(
         }
         _ => return Err(wrong()),
     }
-    if uri.host().is_none_or(str::is_empty) {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let has_port = authority.rsplit(':').next().is_some_and(|port| port.parse::<u64>().is_ok());
+    if uri.host().is_none_or(str::is_empty) || (has_port && uri.port_u16().is_none()) {
         return Err(wrong());
     }
     let protocol = match protocol(variable)? {

@@ -116,6 +116,15 @@ impl Attributes {
     }
 }
 
+impl IntoIterator for Attributes {
+    type Item = (&'static str, Value);
+    type IntoIter = std::vec::IntoIter<(&'static str, Value)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())

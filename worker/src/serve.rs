@@ -3,7 +3,7 @@
 //! - [`start`]: from a configuration to a worker that serves, and to its end. `engine`: model, pool and engine from a configuration.
 //! - `compute`: the one thread that drives the engine. `service`: the gRPC calls; `daemon` is what they share.
 //! - `operations`: what runs, by run; `results`: prefills, kept by operation id. `peers`: the lease protocol to other workers.
-//! - `report`: load reports and the reaper. `card`: what is registered. `admin` and `metrics`: HTTP.
+//! - `report`: load reports and the reaper. `traces`: spans of what is done. `card`: what is registered. `admin` and `metrics`: HTTP.
 //! - `offering`: the transports. [`command`]: the command line. `machine`: memory and processor. `local`: addresses within the process.
 //!
 //! Absent on purpose: Kubernetes, placement, text. A worker sees tokens and KV.
@@ -25,6 +25,7 @@ mod report;
 mod results;
 mod service;
 pub mod start;
+mod traces;
 
 pub use start::{Addresses, Running, Start, start};
 
@@ -66,7 +67,7 @@ pub enum StartError {
         blocks: u64,
     },
     #[error(
-        "worker {worker}: kvPool.transports: none of them works here, Local reaches this process only: add Tcp"
+        "worker {worker}: kvPool.transports: none of them works here, Local reaches this process only and Shm this host: add Tcp"
     )]
     NoTransport { worker: String },
     #[error(

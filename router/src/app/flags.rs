@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::Parser;
 
 use crate::front::flags::FrontFlags;
@@ -53,6 +54,13 @@ pub struct Flags {
 
     #[command(flatten)]
     pub front: FrontFlags,
+
+    #[command(flatten)]
+    pub traces: TraceFlags,
+
+    /// Where spans go, from the flag above and the environment.
+    #[arg(skip)]
+    pub tracing: Option<Settings>,
 
     /// End, as by SIGTERM, when standard input ends: for a parent that must not leave orphans.
     #[arg(long, env = "BATON_EXIT_ON_STDIN_EOF")]

@@ -136,6 +136,8 @@ pub struct Attempt {
     generation: Option<u64>,
     /// Set while a failed hand-off is being decided.
     undecided: bool,
+    /// From the word to recompute until the worker obeys it: what it says of the hand-off meanwhile is of the past.
+    recomputing: bool,
     closing: Option<(Moment, wire::FinishReason)>,
     /// Blocks published before the last batch, and in all.
     published: (u32, u32),
@@ -155,6 +157,7 @@ impl Attempt {
             decode: DecodeLeg::Opened(now),
             generation: None,
             undecided: false,
+            recomputing: false,
             closing: None,
             published: (0, 0),
             ended: false,
@@ -179,6 +182,7 @@ impl Attempt {
     pub fn recompute(&mut self, now: Moment, progress: &mut Progress) {
         let target = self.target().clone();
         self.undecided = false;
+        self.recomputing = true;
         self.generation = None;
         self.task = Task::Whole {
             worker: target.clone(),
@@ -187,7 +191,7 @@ impl Attempt {
         self.decode = DecodeLeg::Reserved(now);
         progress.begin(Plan::Local, now, StateDetail::of(&target).inferred());
         self.tell_decode(decode_request::Message::Recompute(
-            wire::RecomputeLocally {},
+            wire::RecomputeLocally::default(),
         ));
         self.commands.push_back(Command::DropPrefill);
     }
@@ -228,6 +232,10 @@ impl Attempt {
     }
 
     fn finished(&mut self, reason: wire::FinishReason, now: Moment, progress: &mut Progress) {
+        if !progress.allows(State::Completed) {
+            // Before anybody is told that the answer is complete. The report is entered as the illegal one that it is.
+            return progress.observe(State::Completed, now, StateDetail::of(self.target()));
+        }
         self.commands.push_back(Command::Answered(reason));
         let unsealed = matches!(self.prefill, PrefillLeg::Opened(_) | PrefillLeg::Started(_));
         if unsealed {
@@ -247,6 +255,18 @@ impl Attempt {
         if !self.undecided {
             self.undecided = true;
             self.commands.push_back(Command::HandoffFailed(failure));
+        }
+    }
+
+    /// A report that no run could have made is a bug, here or there: nothing that the worker says can be trusted any more. With
+    /// the answer complete it changes nothing, and is only counted.
+    fn end_if_illegal(&mut self, before: usize, from: &Party, progress: &Progress) {
+        let Some(illegal) = progress.illegal().get(before) else {
+            return;
+        };
+        if self.closing.is_none() {
+            let message = format!("worker {} reported {illegal}", from.worker);
+            self.fail(Failure::new(FailureClass::Bug, message).at(&from.worker));
         }
     }
 

@@ -7,16 +7,18 @@ use baton_protocol::lifecycle::State;
 use baton_protocol::wire::FinishReason;
 use tracing::{info, warn};
 
-use super::drive::{Drive, Ending};
+use super::drive::{Drive, Ending, Later};
 use super::progress::StateDetail;
+use crate::trace::spans::{self, About};
 use crate::clock::Moment;
 use crate::metrics::{DecisionLabels, PlanLabels, RunLabels};
-use crate::records::build::Material;
+use crate::records::build::{LaterMaterial, Material};
 
 impl Drive {
     pub(super) fn conclude(mut self, ending: &Ending) {
         let now = self.shared.clock.now();
         self.enter_terminal(ending, now);
+        self.count_states();
         let illegal = self.progress.illegal().len() + self.progress.unresolved();
         if illegal > 0 {
             let first = self.progress.illegal().first();
@@ -41,6 +43,17 @@ impl Drive {
             ttft = outcome.ttft_milliseconds,
             "run ended"
         );
+        let about = About {
+            run: &self.run,
+            request: &self.request,
+            progress: &self.progress,
+            outcome: &outcome,
+            failure: match ending {
+                Ending::Failed(failure) => Some(failure),
+                _ => None,
+            },
+        };
+        self.shared.tracer.put(spans::of_run(&self.trace, about));
         self.keep_record(outcome);
     }
 
@@ -137,7 +150,10 @@ impl Drive {
                 let policy = &handle.policy;
                 self.shared.learning.output(policy, outcome.output_tokens);
             }
-            Ending::Failed(failure) if failure.class == FailureClass::Bug => {
+            // An illegal report is counted as what it is; here those that are no state, such as a token out of place.
+            Ending::Failed(failure)
+                if failure.class == FailureClass::Bug && self.progress.illegal().is_empty() =>
+            {
                 metrics.illegal_events.inc();
             }
             Ending::Failed(_) | Ending::ClientGone => {}
@@ -166,10 +182,21 @@ impl Drive {
             head,
             decision: placed.decision,
             fleet: placed.view.fleet.clone(),
+            later: self.later.into_iter().map(LaterMaterial::from).collect(),
             policy: handle.policy.clone(),
             progress: self.progress,
             outcome,
         });
+    }
+}
+
+impl From<Later> for LaterMaterial {
+    fn from(later: Later) -> Self {
+        Self {
+            attempt: later.attempt,
+            decision: later.placed.decision,
+            fleet: later.placed.view.fleet.clone(),
+        }
     }
 }
 

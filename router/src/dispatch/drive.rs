@@ -22,7 +22,8 @@ use super::held::Held;
 use super::planning::{Circumstances, Placed, is_final, no_plan, place_run, workers_up};
 use super::progress::{Fallback, Progress};
 use crate::clock::Moment;
-use crate::metrics::{CauseLabels, ModelLabels};
+use crate::metrics::{CauseLabels, ModelLabels, StateLabels};
+use crate::trace::{RunTrace, Search};
 use crate::run::{RunEvent, RunFailure, RunRequest, RunSink, Usage};
 use prepare::Prepared;
 
@@ -54,6 +55,17 @@ enum AttemptEnding {
     Decided(Failure, Next),
 }
 
+impl AttemptEnding {
+    fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Run(Ending::Failed(failure))
+            | Self::Failed(failure)
+            | Self::Decided(failure, _) => Some(failure),
+            Self::Run(_) => None,
+        }
+    }
+}
+
 /// Why there is no plan to try now.
 enum NoPlan {
     /// Look again at once: another run took what was chosen.
@@ -83,6 +95,8 @@ pub(super) struct Drive {
     pub(super) placed: Option<Placed>,
     /// Decisions of later attempts, oldest first.
     pub(super) later: Vec<Later>,
+    /// States of the history that metrics have counted.
+    counted: usize,
     /// The last decision, where it chose no plan and `placed` is another one.
     unplaced: Option<Placed>,
     sink: RunSink,
@@ -97,6 +111,7 @@ pub(super) struct Drive {
     /// Cause of the remote attempt that failed last.
     left_remote: Option<&'static str>,
     searching_since: Moment,
+    pub(super) trace: RunTrace,
 }
 
 /// Runs a request to its end. Owned by the dispatcher's task tracker.
@@ -119,6 +134,7 @@ impl Drive {
         let policy = &request.policy.policy;
         shared.learning.run_began(policy, now);
         let accepted = shared.clock.at(request.received);
+        let trace = RunTrace::begin(&shared.tracer, request.traceparent.as_deref(), &run.0);
         let total = Duration::try_from_secs_f64(policy.timeouts.total_seconds)
             .unwrap_or(Duration::from_secs(3_600));
         let prompt_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
@@ -129,6 +145,7 @@ impl Drive {
             run,
             placed: None,
             later: Vec::new(),
+            counted: 0,
             unplaced: None,
             sink,
             told: false,
@@ -139,6 +156,7 @@ impl Drive {
             deadline: accepted.plus(total),
             left_remote: None,
             searching_since: now,
+            trace,
         }
     }
 
@@ -246,6 +264,12 @@ impl Drive {
             searching_since: self.searching_since,
         };
         let placed = place_run(&self.shared, &self.request, circumstances);
+        self.trace.searched(|| Search {
+            since: self.searching_since,
+            reason: placed.decision.reason.word(),
+            candidates: placed.decision.candidates.len(),
+            estimate: placed.decision.chosen().map(|chosen| (chosen.mean, chosen.upper)),
+        });
         let decision = &placed.decision;
         debug!(reason = ?decision.reason, "{}", decision.explanation);
         let result = match decision.outcome {
@@ -337,6 +361,17 @@ impl Drive {
             self.shared.learning.recompute_ended(worker, &policy);
         }
         next
+    }
+
+    /// Counts the states that were entered since the last time.
+    pub(super) fn count_states(&mut self) {
+        let history = self.progress.history();
+        for event in &history[self.counted..] {
+            let state = event.state.word();
+            let states = &self.shared.metrics.run_states;
+            states.get_or_create(&StateLabels { state }).inc();
+        }
+        self.counted = history.len();
     }
 
     /// The run has left its remote plan.

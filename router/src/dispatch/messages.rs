@@ -8,6 +8,7 @@ use baton_protocol::wire::{self, decode_request};
 
 use super::progress::Party;
 use crate::run::RunRequest;
+use crate::trace::{Leg, RunTrace};
 
 /// How long a lease lives without renewal. The reader renews it at a fraction of that; this bounds what a lost reader holds.
 const LEASE: Duration = Duration::from_secs(30);
@@ -18,6 +19,7 @@ pub struct Legs<'a> {
     pub run: &'a RunId,
     pub attempt: u32,
     pub request: &'a RunRequest,
+    pub trace: &'a RunTrace,
     pub policy: &'a Policy,
     /// Generated tokens that the client has.
     pub sent: &'a [u32],
@@ -36,12 +38,12 @@ impl Legs<'_> {
         u32::try_from(self.sent.len()).unwrap_or(u32::MAX)
     }
 
-    fn operation(&self, party: &Party) -> wire::Operation {
+    fn operation(&self, party: &Party, leg: Leg) -> wire::Operation {
         wire::Operation {
             run: self.run.to_string(),
             attempt: self.attempt,
             id: party.operation.to_string(),
-            traceparent: self.request.traceparent.clone().unwrap_or_default(),
+            traceparent: self.trace.traceparent(self.attempt, leg),
             priority: self.request.priority,
             deadline_milliseconds: milliseconds(self.remaining),
             cache_salt: self.request.cache_salt.clone(),
@@ -84,7 +86,7 @@ impl Legs<'_> {
         .unwrap_or(self.remaining);
         wire::DecodeRequest {
             message: Some(decode_request::Message::Start(wire::DecodeStart {
-                operation: Some(self.operation(worker)),
+                operation: Some(self.operation(worker, Leg::Decode)),
                 tokens: self.tokens(),
                 generated: self.generated(),
                 sampling: Some(self.request.sampling),
@@ -105,7 +107,7 @@ impl Legs<'_> {
         sample_first: bool,
     ) -> wire::PrefillRequest {
         wire::PrefillRequest {
-            operation: Some(self.operation(worker)),
+            operation: Some(self.operation(worker, Leg::Prefill)),
             tokens: self.tokens(),
             sampling: Some(self.request.sampling),
             stopping: Some(self.request.stopping.clone()),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use baton_placement::policy::Policy;
 use baton_placement::record::DecisionRecord;
 use baton_protocol::hash::HashKey;
+use baton_protocol::lifecycle::State;
 use baton_protocol::wire;
 use baton_router::clock::Clock;
 use baton_router::dispatch::{Dispatcher, Parts};
@@ -35,6 +36,8 @@ pub(crate) struct Router {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) records: Arc<Records>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) learning: Arc<Learning>,
     _folder: tempfile::TempDir,
     _lists: watch::Sender<Vec<Listed>>,
 }
@@ -83,11 +86,12 @@ impl Router {
         let dispatcher = Dispatcher::new(Parts {
             router: "r0".to_owned(),
             clock,
-            workers,
+            workers: workers.clone(),
             policies: Arc::new(policies(state, policy, clock)),
-            learning,
+            learning: learning.clone(),
             records: records.clone(),
             metrics: metrics.clone(),
+            tracer: baton_telemetry::tracer::Tracer::off(),
             seed: 1,
             entropy: Arc::new(MachineEntropy),
         });
@@ -95,6 +99,8 @@ impl Router {
             dispatcher,
             metrics,
             records,
+            workers,
+            learning,
             _folder: folder,
             _lists: lists,
         }
@@ -108,6 +114,21 @@ impl Router {
             view.is_ok() && listed[0].max_context.is_some() && self.up() == workers
         })
         .await;
+    }
+
+    /// Waits until nothing is held for any run: no place in estimates, no promised bytes, no fallback budget, no probe.
+    pub(crate) async fn holds_nothing(&self) {
+        until("everything is given back", || {
+            self.workers.outstanding() == (0, 0) && self.learning.recomputes() == 0
+        })
+        .await;
+    }
+
+    /// Waits until so many runs have entered a state.
+    pub(crate) async fn entered(&self, state: State, times: u32) {
+        let line = format!("baton_run_states_total{{state=\"{state}\"}} {times}");
+        let what = format!("{times} runs are {state}");
+        until(&what, || self.metrics.text().lines().any(|one| one == line)).await;
     }
 
     fn up(&self) -> usize {

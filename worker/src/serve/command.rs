@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use baton_protocol::hash::HashKey;
+use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::start::{Addresses, Running, Start, start};
 use crate::config::WorkerConfig;
+use crate::transport::shm;
 
 /// The daemon of a GPU pod.
 #[derive(Debug, Parser)]
@@ -50,6 +52,8 @@ struct Serve {
     /// End when standard input ends: for a parent that may die without saying so.
     #[arg(long, env = "BATON_EXIT_ON_STDIN_EOF")]
     exit_on_stdin_eof: bool,
+    #[command(flatten)]
+    traces: TraceFlags,
 }
 
 /// Runs the command; an error has been said in one line by the caller. Exit status as in design/05.
@@ -76,6 +80,11 @@ pub async fn run(cli: Cli) -> Result<(), Stopped> {
             .map_err(|error| Stopped::Usage(anyhow::Error::new(error)))?;
         what.fault = Some(fault);
     }
+    what.host = shm::host()
+        .inspect_err(|error| tracing::warn!(%error, "this host has no id, so Shm is not offered"))
+        .ok();
+    what.tracing = Settings::read(&serve.traces, |name| std::env::var(name).ok())
+        .map_err(|error| Stopped::Usage(error.into()))?;
     what.card_change = std::env::var("BATON_FAULT_CARD").ok();
     let running = start(what)
         .await

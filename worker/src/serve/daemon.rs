@@ -21,6 +21,7 @@ use super::metrics::Metrics;
 use super::operations::Operations;
 use super::peers::Peers;
 use super::results::Results;
+use super::traces::Traces;
 use crate::engine::{LoadBoard, Refused};
 use crate::kv::KvPool;
 use crate::transport::Transport;
@@ -42,6 +43,7 @@ pub(crate) struct Daemon {
     pub(crate) peers: Peers,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Traces,
     /// By digest.
     pub(crate) artifacts: HashMap<String, Bytes>,
     /// Milliseconds of a lease whose opener does not say.
@@ -56,8 +58,6 @@ pub(crate) struct Daemon {
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
     pub(crate) started: Instant,
-    /// Begin of all `Local` addresses of this process.
-    pub(crate) local_prefix: String,
 }
 
 impl Daemon {
@@ -92,11 +92,6 @@ impl Daemon {
             });
         }
         Ok(())
-    }
-
-    /// Whether a `Local` address is one of this process.
-    pub(crate) fn is_local(&self, address: &str) -> bool {
-        address.starts_with(&self.local_prefix)
     }
 
     /// Makes the next load report.

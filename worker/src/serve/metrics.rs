@@ -3,6 +3,7 @@
 use std::fmt;
 
 use baton_protocol::failure::HandoffFailure;
+use baton_telemetry::tracer::Counts;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 use crate::engine::{LoadBoard, StepKind};
 use crate::kv::KvPool;
+use crate::transport::Obstacle;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabels {
@@ -23,6 +25,12 @@ struct StateLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CauseLabels {
     cause: Cause,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LeftLabels {
+    from: &'static str,
+    cause: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +57,8 @@ pub(crate) struct Metrics {
     orphans_reaped: Counter,
     leaked: Gauge,
     verification_failures: Family<CauseLabels, Counter>,
+    transports_left: Family<LeftLabels, Counter>,
+    spans: Counts,
     queued_tokens: Gauge,
     running: Gauge,
     steps: Family<PhaseLabels, Histogram, fn() -> Histogram>,
@@ -69,6 +79,8 @@ impl Metrics {
         let orphans_reaped = Counter::default();
         let leaked = Gauge::default();
         let verification_failures = Family::default();
+        let transports_left = Family::default();
+        let spans = Counts::default();
         let queued_tokens = Gauge::default();
         let running = Gauge::default();
         let steps: Family<PhaseLabels, Histogram, fn() -> Histogram> =
@@ -96,6 +108,16 @@ impl Metrics {
             verification_failures.clone(),
         );
         registry.register(
+            "transport_fallbacks",
+            "Hand-offs read over another transport than the first that both have, by what was in its way",
+            transports_left.clone(),
+        );
+        registry.register(
+            "spans",
+            "Spans by what became of them: exported, failed, dropped",
+            spans.clone(),
+        );
+        registry.register(
             "queued_tokens",
             "Prompt tokens admitted and not yet computed",
             queued_tokens.clone(),
@@ -118,6 +140,8 @@ impl Metrics {
             orphans_reaped,
             leaked,
             verification_failures,
+            transports_left,
+            spans,
             queued_tokens,
             running,
             steps,
@@ -136,11 +160,22 @@ impl Metrics {
             .observe(seconds);
     }
 
+    pub(crate) fn spans(&self) -> &Counts {
+        &self.spans
+    }
+
     pub(crate) fn handoff_failed(&self, cause: HandoffFailure) {
         self.verification_failures
             .get_or_create(&CauseLabels {
                 cause: Cause(cause),
             })
+            .inc();
+    }
+
+    pub(crate) fn transport_left(&self, from: &'static str, obstacle: Obstacle) {
+        let cause = obstacle.word();
+        self.transports_left
+            .get_or_create(&LeftLabels { from, cause })
             .inc();
     }
 

@@ -45,7 +45,7 @@ impl Peers {
     pub(crate) fn at(&self, address: &str) -> Result<Peer, CallFailed> {
         let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
-            return Ok(Peer(WorkerClient::new(channel.clone())));
+            return Ok(Peer::new(WorkerClient::new(channel.clone())));
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| CallFailed(format!("worker at {address}: {error}")))?
@@ -58,13 +58,33 @@ impl Peers {
             channels.clear();
         }
         channels.insert(address.to_owned(), channel.clone());
-        Ok(Peer(WorkerClient::new(channel)))
+        Ok(Peer::new(WorkerClient::new(channel)))
     }
 }
 
 /// One other worker.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(WorkerClient<Channel>);
+pub(crate) struct Peer {
+    client: WorkerClient<Channel>,
+    /// Span of the transfer that it is asked for; empty: none.
+    traceparent: String,
+}
+
+impl Peer {
+    fn new(client: WorkerClient<Channel>) -> Self {
+        Self {
+            client,
+            traceparent: String::new(),
+        }
+    }
+
+    /// Says where the owner's part of the transfer belongs.
+    #[must_use]
+    pub(crate) fn traced(mut self, traceparent: String) -> Self {
+        self.traceparent = traceparent;
+        self
+    }
+}
 
 async fn call<T>(
     answer: impl Future<Output = Result<Response<T>, Status>>,
@@ -107,8 +127,9 @@ impl LeaseClient for Peer {
                 transfer: reader.transfer.0.clone(),
                 reader: reader.worker.0.clone(),
                 reader_incarnation: reader.incarnation.0,
+                traceparent: self.traceparent.clone(),
             };
-            let mut client = self.0.clone();
+            let mut client = self.client.clone();
             let reply = call(client.claim(request)).await?;
             match reply.outcome.ok_or_else(no_outcome)? {
                 claim_reply::Outcome::Granted(answer) => Ok(Ok(granted(&answer))),
@@ -129,7 +150,7 @@ impl LeaseClient for Peer {
                 generation: generation.0,
                 transfer: transfer.0.clone(),
             };
-            let mut client = self.0.clone();
+            let mut client = self.client.clone();
             let reply = call(client.renew(request)).await?;
             match reply.outcome.ok_or_else(no_outcome)? {
                 renew_reply::Outcome::Granted(answer) => Ok(Ok(granted(&answer))),
@@ -152,7 +173,7 @@ impl LeaseClient for Peer {
                 transfer: transfer.0.clone(),
                 verified,
             };
-            let mut client = self.0.clone();
+            let mut client = self.client.clone();
             let reply = call(client.complete(request)).await?;
             Ok(if reply.stale {
                 Completion::Stale

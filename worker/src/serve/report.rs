@@ -54,6 +54,7 @@ pub(crate) async fn reap(daemon: Arc<Daemon>) {
         }
         let now = daemon.pool.now();
         daemon.results.forget(now);
+        daemon.traces.forget();
         daemon.operations.forget(now);
     }
 }

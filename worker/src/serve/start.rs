@@ -12,6 +12,9 @@ use baton_protocol::wire::worker_server::WorkerServer;
 use baton_system::System;
 use baton_system::entropy;
 use baton_system::network::{Listener, grpc};
+use baton_telemetry::export::Exporter;
+use baton_telemetry::settings::Settings;
+use baton_telemetry::tracer::Tracer;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -23,12 +26,13 @@ use tonic::transport::Server;
 use super::compute::{self, Driver, Outlets};
 use super::daemon::Daemon;
 use super::metrics::Metrics;
-use super::offering::{Offering, advertised};
+use super::offering::{Offered, Offering, advertised};
 use super::operations::Operations;
 use super::peers::Peers;
 use super::results::Results;
 use super::service::Service;
-use super::{StartError, admin, card, engine, local, machine, report};
+use super::traces::Traces;
+use super::{StartError, admin, card, engine, machine, report};
 use crate::config::{SimulatedTiming, WorkerConfig};
 use crate::kv::KvPool;
 use crate::kv::clock::{Clock, MonotonicClock};
@@ -79,6 +83,10 @@ pub struct Start {
     pub clock: Arc<dyn Clock>,
     /// Shared by workers in one process; without it `Local` is not offered.
     pub local: Option<LocalTransport>,
+    /// Id of this host, of [`crate::transport::shm::host`]; without it `Shm` is not offered.
+    pub host: Option<String>,
+    /// Where spans go; without it nothing is traced.
+    pub tracing: Option<Settings>,
     /// For tests only.
     pub fault: Option<Fault>,
     /// For tests only: see `BATON_FAULT_CARD`.
@@ -96,6 +104,8 @@ impl Start {
             system: System::machine(),
             clock: Arc::new(MonotonicClock::start()),
             local: None,
+            host: None,
+            tracing: None,
             fault: None,
             card_change: None,
             modelled: None,
@@ -176,11 +186,17 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         listen: start.addresses.transfer,
         advertise: start.addresses.advertise.as_deref(),
         local: start.local,
+        host: start.host.as_deref(),
         fault: start.fault,
         network: Arc::clone(&system.network),
         stop: stop.clone(),
     };
-    let (transports, offers) = offered.listen(&pool, &card, &mut tasks).await?;
+    let Offered {
+        transports,
+        offers,
+        notices,
+    } = offered.listen(&pool, &card, &mut tasks).await?;
+    card.notices.extend(notices);
     card.transports = offers
         .iter()
         .map(|offer| TransportOffer {
@@ -191,6 +207,16 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
 
     let board = Arc::clone(engine.board());
     let metrics = Arc::new(Metrics::new(&config.pool));
+    let tracer = match start.tracing {
+        None => Tracer::off(),
+        Some(settings) => {
+            let (tracer, exporter) = Exporter::new(settings, identity(&config, &card), metrics.spans());
+            // Ends after `stop`, with what the last operations have left.
+            tasks.spawn(exporter.run(stop.clone()));
+            tracer
+        }
+    };
+    let traces = Traces::new(tracer, &card);
     let changed = Arc::new(Notify::new());
     let coefficients = watch::Sender::new(engine.coefficients());
     let settings = &config.engine;
@@ -230,6 +256,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         peers: Peers::new(Arc::clone(&system.network)),
         entropy: system.entropy,
         metrics,
+        traces,
         lease_duration: config.kv_pool.lease_seconds * 1000,
         draining: watch::Sender::new(false),
         load: watch::Sender::new(wire::Load::default()),
@@ -238,7 +265,6 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         tracker: TaskTracker::new(),
         stop: stop.clone(),
         started: Instant::now(),
-        local_prefix: local::prefix(),
     });
     daemon.load.send_replace(daemon.report());
     serve(&daemon, control, admin_listener, &mut tasks);
@@ -252,6 +278,20 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         compute: Some(compute),
         drain_timeout: Duration::from_secs(config.drain_timeout_seconds),
     })
+}
+
+/// What a worker's spans say about their process.
+fn identity(config: &WorkerConfig, card: &Card) -> [(&'static str, String); 5] {
+    [
+        ("service.name", "baton-worker".to_owned()),
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        (
+            "service.instance.id",
+            format!("{}-{}", card.worker, card.incarnation),
+        ),
+        ("baton.worker", card.worker.to_string()),
+        ("baton.pool", config.pool.clone()),
+    ]
 }
 
 fn serve(
@@ -309,6 +349,11 @@ impl Running {
     /// Its KV, for tests that count blocks.
     pub fn pool(&self) -> &KvPool {
         &self.daemon.pool
+    }
+
+    /// Operations that have not ended, for tests that count them.
+    pub fn operations(&self) -> usize {
+        self.daemon.operations.count()
     }
 
     /// Ends when the worker has stopped by itself: its engine or a service has failed.

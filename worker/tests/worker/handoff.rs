@@ -205,7 +205,7 @@ async fn an_expired_lease_is_gone_and_its_blocks_are_free() {
         .await;
     stream
         .send(decode_request::Message::Recompute(
-            wire::RecomputeLocally {},
+            wire::RecomputeLocally::default(),
         ))
         .await;
     while let Some(event) = stream.maybe().await {
@@ -240,7 +240,7 @@ async fn a_router_that_gives_up_during_the_transfer_gets_the_tokens_all_the_same
     // 400 ms of prefill are still to come: the reader waits for blocks.
     stream
         .send(decode_request::Message::Recompute(
-            wire::RecomputeLocally {},
+            wire::RecomputeLocally::default(),
         ))
         .await;
     let mut tokens = Vec::new();
@@ -285,4 +285,47 @@ async fn a_source_that_dies_is_noticed() {
     );
     drop(stream);
     decode.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_first_token_is_refused_and_leaves_nothing() {
+    let decode = worker(config("d")).await;
+    let run = Run::new("r", 40, 6);
+    let mut stream = decode.decode(run.decode(&decode, true)).await;
+    let reserved = stream.next().await;
+    assert!(matches!(reserved, decode_event::Event::Reserved(_)));
+    for id in [3, 4] {
+        let token = wire::Token {
+            id,
+            position: 40,
+            logprobs: None,
+        };
+        stream.send(decode_request::Message::FirstToken(token)).await;
+    }
+    let failed = stream
+        .until(|event| match event {
+            decode_event::Event::Failed(failed) => Some(failed.message.clone()),
+            _ => None,
+        })
+        .await;
+    assert!(failed.contains("second first token"), "{failed}");
+    drop(stream);
+    decode.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefill_and_a_decode_of_one_operation_id_are_both_cancelled_with_their_run() {
+    let both = worker(simulated("b")).await;
+    let run = Run::new("r", 2000, 4);
+    let mut start = run.decode(&both, true);
+    start.operation = Some(run.operation(&both, "same"));
+    let mut request = run.prefill(&both);
+    request.operation = Some(run.operation(&both, "same"));
+    let mut stream = both.decode(start).await;
+    stream.next().await;
+    let mut source = both.prefill(request).await;
+    next_prefill(&mut source).await;
+    assert_eq!(both.cancel("r").await, 2);
+    drop((stream, source));
+    both.end().await;
 }

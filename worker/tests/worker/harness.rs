@@ -57,6 +57,8 @@ pub(crate) struct With {
     pub(crate) fault: Option<Fault>,
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) card_change: Option<&'static str>,
+    /// Id of the host that it believes to be on.
+    pub(crate) host: Option<&'static str>,
 }
 
 pub(crate) async fn worker(config: WorkerConfig) -> Worker {
@@ -67,6 +69,7 @@ pub(crate) async fn worker_with(config: WorkerConfig, with: With) -> Worker {
     let mut what = Start::new(config, Addresses::loopback(), HashKey::from_bytes(&[1; 32]));
     what.fault = with.fault;
     what.card_change = with.card_change.map(str::to_owned);
+    what.host = with.host.map(str::to_owned);
     if let Some(clock) = with.clock {
         what.clock = clock;
     }
@@ -104,6 +107,7 @@ impl Worker {
     pub(crate) async fn cancel(&self, run: &str) -> u32 {
         let request = wire::CancelRequest {
             run: run.to_owned(),
+            operation: String::new(),
         };
         self.client
             .clone()
@@ -373,7 +377,7 @@ pub(crate) async fn remote_with(
                             }
                         }
                         source_open = false;
-                        stream.send(decode_request::Message::Recompute(wire::RecomputeLocally {})).await;
+                        stream.send(decode_request::Message::Recompute(wire::RecomputeLocally::default())).await;
                     }
                     decode_event::Event::Finished(_) => return came,
                     decode_event::Event::Failed(failed) => panic!("{failed:?}"),

@@ -247,7 +247,7 @@ fn a_failed_hand_off_is_recomputed_on_the_same_stream_and_goes_on_after_what_was
         commands,
         [
             Command::ToDecode(decode_request::Message::Recompute(
-                wire::RecomputeLocally {}
+                wire::RecomputeLocally::default()
             )),
             Command::DropPrefill,
         ]

@@ -2,22 +2,24 @@
 
 use std::time::Duration;
 
-use baton_protocol::failure::HandoffFailure;
-use baton_protocol::wire;
+use baton_protocol::failure::{FailureClass, HandoffFailure};
+use baton_protocol::lifecycle::State;
+use baton_protocol::wire::{self, decode_request};
 use futures::future::join_all;
 use tokio::time::sleep_until;
 use tracing::{Span, debug, info, info_span};
 
-use super::prepare::{Clients, Prepared};
+use super::prepare::{Clients, Prepared, Reached};
 use super::{AttemptEnding, Drive, Ending, overdue};
 use crate::dispatch::attempt::{Attempt, Command, End, Task};
 use crate::dispatch::decide::Next;
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
-use crate::dispatch::legs::{DecodeLeg, PrefillLeg, cancel, next_decode, next_prefill};
+use crate::dispatch::legs::{Cancelled, DecodeLeg, PrefillLeg, cancel, next};
 use crate::learning::{LinkUse, Moved};
 use crate::metrics::TransferLabels;
 use crate::run::RunEvent;
+use crate::trace::Leg;
 
 /// How long the next attempt waits for the cancellation of the last one: many round trips of a live worker.
 const CANCELLED_WITHIN: Duration = Duration::from_millis(250);
@@ -50,11 +52,23 @@ impl Drive {
             transfer: None,
         };
         let ending = self.until_attempt_ends(&mut performance).await;
+        self.trace.attempt_ended(
+            self.shared.clock.now(),
+            ending.failure(),
+            &self.progress.actual,
+        );
         let remote = !matches!(performance.attempt.task(), Task::Whole { .. });
         if let (true, AttemptEnding::Failed(failure) | AttemptEnding::Decided(failure, _)) =
             (remote, &ending)
         {
             self.left_remote = Some(failure.cause);
+        }
+        if let AttemptEnding::Failed(failure) = &ending
+            && failure.class == FailureClass::NoWorker
+            && performance.held.recompute_refused()
+        {
+            // Nothing was begun with what the budget granted: the next worker's is asked.
+            self.recompute = true;
         }
         self.clean_up(performance, &ending).await;
         ending
@@ -68,6 +82,7 @@ impl Drive {
                     return ending;
                 }
             }
+            self.count_states();
             let until = performance.attempt.deadline();
             let until = until.map_or(self.deadline, |until| until.min(self.deadline));
             let until = self.instant(until);
@@ -87,14 +102,14 @@ impl Drive {
                     // The handle is being dropped: the client is gone.
                     Err(_) => stop_open = false,
                 },
-                event = next_prefill(prefill) => {
+                event = next(prefill) => {
                     let now = self.shared.clock.now();
                     match event {
                         Ok(event) => attempt.on_prefill(event, now, &mut self.progress),
                         Err(end) => attempt.on_prefill_end(&end, now, &mut self.progress),
                     }
                 }
-                event = next_decode(decode) => {
+                event = next(decode) => {
                     let now = self.shared.clock.now();
                     match event {
                         Ok(event) => attempt.on_decode(event, now, &mut self.progress),
@@ -121,16 +136,22 @@ impl Drive {
         match command {
             Command::OpenPrefill { skip_blocks } => {
                 performance.opened_prefill = true;
+                self.trace.prefill_opened(self.shared.clock.now());
                 let task = performance.attempt.task();
                 performance.prefill = performance.clients.open_prefill(self, task, skip_blocks);
             }
             Command::DropPrefill => {
                 performance.prefill = None;
-                if let Some(client) = performance.clients.prefill.clone() {
-                    self.shared.tasks.spawn(cancel(client, self.run.clone()));
+                if let Some(source) = performance.clients.prefill.clone() {
+                    self.cancel_operation(source);
                 }
             }
-            Command::ToDecode(message) => {
+            Command::ToDecode(mut message) => {
+                if let decode_request::Message::Recompute(recompute) = &mut message {
+                    recompute.traceparent = self
+                        .trace
+                        .traceparent(self.progress.attempt(), Leg::Decode);
+                }
                 if let Some(leg) = &performance.decode
                     && !leg.send(message)
                 {
@@ -185,7 +206,8 @@ impl Drive {
         };
         let now = self.shared.clock.now();
         let policy = &self.request.policy.policy;
-        self.shared.learning.moved(&used, moved, policy, now);
+        let pass = performance.held.pass_for(&used);
+        self.shared.learning.moved(&used, moved, pass, policy, now);
         self.shared.workers.learnt_more();
         let labels = TransferLabels {
             transport: done.transport.clone(),
@@ -212,9 +234,18 @@ impl Drive {
         let now = self.shared.clock.now();
         if let (Some((link, _)), true) = (&performance.link, speaks_against_link(&failure)) {
             let policy = &self.request.policy.policy;
-            self.shared.learning.transfer_failed(link, policy, now);
+            // The worker may have taken another transport than the plan was costed with.
+            let transport = self.progress.actual.transport.as_ref();
+            let used = LinkUse {
+                transport: transport.unwrap_or(&link.transport).clone(),
+                ..link.clone()
+            };
+            let pass = performance.held.pass_for(&used);
+            let learning = &self.shared.learning;
+            learning.transfer_failed(&used, pass, policy, now);
             self.shared.workers.learnt_more();
         }
+        performance.held.give_back_pass();
         let worker = match performance.attempt.task() {
             Task::Split { decode, .. } => decode.worker.clone(),
             Task::Whole { .. } => return Some(AttemptEnding::Failed(failure)),
@@ -224,7 +255,11 @@ impl Drive {
             Next::RecomputeInPlace => {
                 info!(cause = failure.cause, %worker, "{}; it is recomputed there", failure.message);
                 self.fell_back(failure.cause, now);
+                self.trace
+                    .attempt_ended(now, Some(&failure), &self.progress.actual);
                 performance.attempt.recompute(now, &mut self.progress);
+                self.trace
+                    .attempt_began(self.progress.attempt(), performance.attempt.task());
                 None
             }
             next => Some(AttemptEnding::Decided(failure, next)),
@@ -243,17 +278,28 @@ impl Drive {
         } = performance;
         // Dropping a stream ends its operation; the cancellation also ends leases, and reaches a worker behind a lost stream.
         drop((decode, prefill, held));
+        let source = clients.prefill.filter(|_| opened_prefill);
         if matches!(ending, AttemptEnding::Run(Ending::Finished(_))) {
+            // An answer that was over before its KV was moved, or a seal that was not waited for, leaves a lease that nobody will
+            // read.
+            let read = self.progress.has(State::KvTransferCompleted);
+            if let (Some(source), false) = (source, read) {
+                self.cancel_operation(source);
+            }
             return;
         }
-        let touched = [clients.decode]
-            .into_iter()
-            .chain(clients.prefill.filter(|_| opened_prefill));
-        let cancels =
-            touched.map(|client| self.shared.tasks.spawn(cancel(client, self.run.clone())));
-        let cancels = join_all(cancels.collect::<Vec<_>>());
         let again = !matches!(ending, AttemptEnding::Run(_));
-        // A late cancellation must not hit the next attempt, and a dead worker must not hold it up.
+        let cancels = [clients.decode].into_iter().chain(source).map(|reached| {
+            let cancelled = if again {
+                Cancelled::Operation(reached.operation)
+            } else {
+                Cancelled::Run
+            };
+            let cancel = cancel(reached.client, self.run.clone(), cancelled);
+            self.shared.tasks.spawn(cancel)
+        });
+        let cancels = join_all(cancels.collect::<Vec<_>>());
+        // The next attempt finds free what this one held, but a dead worker must not hold it up.
         if again
             && tokio::time::timeout(CANCELLED_WITHIN, cancels)
                 .await
@@ -261,6 +307,13 @@ impl Drive {
         {
             debug!("a cancellation is not answered yet");
         }
+    }
+
+    /// Cancels what one worker does for the attempt. The run goes on, or has its answer: nobody waits for it.
+    fn cancel_operation(&self, reached: Reached) {
+        let cancelled = Cancelled::Operation(reached.operation);
+        let cancel = cancel(reached.client, self.run.clone(), cancelled);
+        self.shared.tasks.spawn(cancel);
     }
 }
 

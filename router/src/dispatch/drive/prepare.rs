@@ -32,10 +32,17 @@ pub(super) struct Prepared {
     pub(super) link: Option<(LinkUse, String)>,
 }
 
+/// A worker, and what it does for the attempt.
+#[derive(Clone)]
+pub(super) struct Reached {
+    pub(super) client: WorkerClient<Channel>,
+    pub(super) operation: OperationId,
+}
+
 /// How the attempt's workers are reached.
 pub(super) struct Clients {
-    pub(super) decode: WorkerClient<Channel>,
-    pub(super) prefill: Option<WorkerClient<Channel>>,
+    pub(super) decode: Reached,
+    pub(super) prefill: Option<Reached>,
     transports: Vec<String>,
     kv_identity: String,
 }
@@ -53,17 +60,6 @@ impl Drive {
         let policy = self.request.policy.policy.clone();
         let mut held = Held::new(self.shared.clone(), policy.clone());
         let now = self.shared.clock.now();
-        if self.recompute {
-            self.shared
-                .learning
-                .recompute(&decode.id, &policy, now)
-                .map_err(|refusal| {
-                    let message = format!("the remote plan failed, and {refusal}");
-                    NoPlan::Final(Failure::new(FailureClass::PrefillLost, message))
-                })?;
-            held.recomputes(decode.id.clone());
-            self.recompute = false;
-        }
         if placed.decision.reason == Reason::NoPrefillWorker {
             held.lacks_prefill();
         }
@@ -99,11 +95,12 @@ impl Drive {
                         .unwrap_or_default()
                         .to_owned(),
                 };
-                if !self.shared.learning.try_use(&link, &policy, now) {
+                let Some(pass) = self.shared.learning.try_use(&link, &policy, now) else {
                     // The next view shows the link as it is.
                     self.shared.workers.learnt_more();
                     return Err(NoPlan::Again);
-                }
+                };
+                held.may_use(link.clone(), pass);
                 let (source_party, target) = (party(source, "prefill"), party(decode, "decode"));
                 held.dispatched(&source_party, computing(candidate, tokens));
                 held.dispatched(&target, generating(candidate, tokens));
@@ -122,6 +119,18 @@ impl Drive {
                 (task, Some(source), Some((link, level)))
             }
         };
+        // Last: what is granted is used.
+        if self.recompute {
+            self.shared
+                .learning
+                .recompute(&decode.id, &policy, now)
+                .map_err(|refusal| {
+                    let message = format!("the remote plan failed, and {refusal}");
+                    NoPlan::Final(Failure::new(FailureClass::PrefillLost, message))
+                })?;
+            held.recomputes(decode.id.clone());
+            self.recompute = false;
+        }
         let mut transports: Vec<String> = link
             .iter()
             .map(|(link, _)| link.transport.clone())
@@ -132,14 +141,29 @@ impl Drive {
                 transports.push(transport.clone());
             }
         }
+        let reached = |member: &Member, party: &Party| Reached {
+            client: member.client.clone(),
+            operation: party.operation.clone(),
+        };
+        let (decodes, prefills) = match &task {
+            Task::Whole { worker } => (reached(decode, worker), None),
+            Task::Split {
+                prefill: source,
+                decode: target,
+                ..
+            } => (
+                reached(decode, target),
+                prefill.map(|member| reached(member, source)),
+            ),
+        };
         Ok(Prepared {
             task,
             limits: Limits::from(&policy.timeouts),
             block_size: decode.card.capacity.block_size,
             held,
             clients: Clients {
-                decode: decode.client.clone(),
-                prefill: prefill.map(|source| source.client.clone()),
+                decode: decodes,
+                prefill: prefills,
                 transports,
                 kv_identity: decode.card.kv_identity.clone(),
             },
@@ -169,6 +193,7 @@ impl Drive {
             ..StateDetail::of(decides)
         };
         self.progress.begin(plan, now, detail);
+        self.trace.attempt_began(self.progress.attempt(), &prepared.task);
         let Prepared {
             task,
             limits,
@@ -197,7 +222,7 @@ impl Clients {
                 ..
             } => legs.decode_handed(decode, *first_token_by_prefill, self.transports.clone()),
         };
-        DecodeLeg::open(self.decode.clone(), start)
+        DecodeLeg::open(self.decode.client.clone(), start)
     }
 
     pub(super) fn open_prefill(
@@ -215,7 +240,7 @@ impl Clients {
                 ..
             } => legs.prefill(prefill, skip_blocks, *first_token_by_prefill),
         };
-        Some(PrefillLeg::open(self.prefill.clone()?, request))
+        Some(PrefillLeg::open(self.prefill.clone()?.client, request))
     }
 
     fn legs<'a>(&'a self, drive: &'a Drive) -> Legs<'a> {
@@ -224,6 +249,7 @@ impl Clients {
             run: &drive.run,
             attempt: drive.progress.attempt(),
             request: &drive.request,
+            trace: &drive.trace,
             policy: &drive.request.policy.policy,
             sent: drive.progress.sent(),
             kv_identity: &self.kv_identity,

@@ -23,9 +23,13 @@ use crate::serve::compute::{Command, EVENTS};
 use crate::serve::daemon::Daemon;
 use crate::serve::messages::{self, Dispatch};
 use crate::serve::operations::Registered;
+use crate::serve::traces::DecodeTrace;
 
 /// For the message that says what is wanted; it is on its way when the stream opens.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+/// A reader that takes none of [`ANSWERS`] for this long has stopped: its sequence is cancelled and its KV freed. Longer than a
+/// router's own patience with a slow client, so that the router, which knows more, gives up first.
+const STALLED: Duration = Duration::from_secs(60);
 /// Answers between this task and the connection. What waits beyond them waits in the engine's own channel, which is bounded.
 const ANSWERS: usize = 64;
 
@@ -42,29 +46,51 @@ pub(super) async fn events(
         ));
     };
     let (answers, outgoing) = mpsc::channel(ANSWERS);
+    let answers = Answers {
+        sender: answers,
+        patience: STALLED,
+    };
     daemon
         .tracker
-        .spawn(run(Arc::clone(daemon), start, incoming, Answers(answers)));
+        .spawn(run(Arc::clone(daemon), start, incoming, answers));
     Ok(ReceiverStream::new(outgoing).map(Ok))
 }
 
-/// Where answers go. One that cannot be sent is not missed: its reader has gone, and the task notices.
-struct Answers(mpsc::Sender<DecodeEvent>);
+/// Where answers go.
+struct Answers {
+    sender: mpsc::Sender<DecodeEvent>,
+    /// How long a reader may take none, [`STALLED`].
+    patience: Duration,
+}
+
+/// Nobody reads the answers any more.
+#[derive(Debug, PartialEq, Eq)]
+struct ReaderGone;
 
 impl Answers {
-    /// Waits for a reader that is slow, but not when the run is cancelled.
-    async fn send(&self, event: Event, cancelled: &CancellationToken) {
+    /// Waits for a reader that is slow, but neither for ever nor when the run is cancelled. An answer that was not sent for that
+    /// reason is not missed.
+    async fn send(&self, event: Event, cancelled: &CancellationToken) -> Result<(), ReaderGone> {
         let event = DecodeEvent { event: Some(event) };
         tokio::select! {
             biased;
-            _ = self.0.send(event) => {}
-            () = cancelled.cancelled() => {}
+            sent = timeout(self.patience, self.sender.send(event)) => match sent {
+                Ok(sent) => sent.map_err(|_| ReaderGone),
+                Err(_) => {
+                    tracing::warn!(
+                        "operation cancelled: its reader took no answer for {} ms",
+                        self.patience.as_millis()
+                    );
+                    Err(ReaderGone)
+                }
+            },
+            () = cancelled.cancelled() => Ok(()),
         }
     }
 
     /// The only one: there is a place for it.
     fn send_only(&self, event: Event) {
-        let _ = self.0.try_send(DecodeEvent { event: Some(event) });
+        let _ = self.sender.try_send(DecodeEvent { event: Some(event) });
     }
 }
 
@@ -80,11 +106,22 @@ async fn run(
             .as_ref()
             .map_or("", |operation| operation.id.as_str()),
     );
+    let mut trace = start
+        .operation
+        .as_ref()
+        .and_then(|operation| daemon.traces.operation(operation))
+        .map(|traced| DecodeTrace::new(traced, start.tokens.len(), daemon.traces.now()));
     let (events, engine) = mpsc::channel(EVENTS);
     let begun = match begin(&daemon, &start, &id, events).await {
         Ok(begun) => begun,
         Err(refused) => {
-            answers.send_only(Event::Refused(messages::refused(&refused)));
+            let refused = Event::Refused(messages::refused(&refused));
+            if let Some(mut trace) = trace {
+                let now = daemon.traces.now();
+                trace.reported(&refused, now);
+                daemon.traces.put(trace.end(now));
+            }
+            answers.send_only(refused);
             return;
         }
     };
@@ -93,19 +130,28 @@ async fn run(
         registered,
     } = begun;
     let reserved = Event::Reserved(messages::admission(&admitted.admission));
-    answers.send(reserved, registered.cancelled()).await;
+    // The first answer: there is a place for it.
+    answers.send_only(reserved);
+    let transfer_place = trace
+        .as_ref()
+        .map(|trace| trace.transfer_place().traceparent());
     let task = Decoding {
+        trace: trace.take(),
         key: admitted.key,
         handoff: admitted
             .reservation
-            .map(|reservation| Handoff::new(Arc::clone(&daemon), &start, reservation)),
+            .map(|reservation| {
+                Handoff::new(Arc::clone(&daemon), &start, reservation, transfer_place)
+            }),
         daemon: Arc::clone(&daemon),
         engine,
         incoming,
         answers,
         cancelled: registered.cancelled().clone(),
     };
-    task.run().await;
+    if let Some(trace) = task.run().await {
+        daemon.traces.put(trace.end(daemon.traces.now()));
+    }
     let lease = daemon.lease_duration;
     daemon
         .operations
@@ -175,6 +221,8 @@ async fn begin(
 }
 
 struct Decoding {
+    /// Of an operation that its router traces.
+    trace: Option<DecodeTrace>,
     daemon: Arc<Daemon>,
     key: crate::model::SequenceKey,
     engine: mpsc::Receiver<EngineEvent>,
@@ -193,12 +241,12 @@ enum Happened {
 }
 
 impl Decoding {
-    async fn run(mut self) {
+    async fn run(mut self) -> Option<DecodeTrace> {
         loop {
             let happened = tokio::select! {
                 biased;
                 () = self.cancelled.cancelled() => Happened::Cancelled,
-                () = self.answers.0.closed() => Happened::ReaderGone,
+                () = self.answers.sender.closed() => Happened::ReaderGone,
                 step = step(&mut self.handoff, &mut self.incoming) => Happened::Handoff(step),
                 event = self.engine.recv() => Happened::Engine(event),
             };
@@ -218,10 +266,10 @@ impl Decoding {
                 }
                 Happened::Engine(Some(event)) => {
                     let last = event.is_last();
-                    if let Some(event) = messages::decode_message(event) {
-                        self.answers.send(event, &self.cancelled).await;
+                    match messages::decode_message(event) {
+                        Some(event) => self.answer(event).await && !last,
+                        None => !last,
                     }
-                    !last
                 }
                 Happened::Engine(None) => {
                     self.give_up(Event::Failed(messages::failed(
@@ -234,7 +282,7 @@ impl Decoding {
                 Happened::Handoff(step) => self.obey(step).await,
             };
             if !goes_on {
-                return;
+                return self.trace;
             }
         }
     }
@@ -242,8 +290,7 @@ impl Decoding {
     async fn obey(&mut self, step: Step) -> bool {
         let command = match step {
             Step::Answer(event) => {
-                self.answers.send(event, &self.cancelled).await;
-                return true;
+                return self.answer(event).await;
             }
             Step::Broken(message) => {
                 self.give_up(Event::Failed(messages::failed(
@@ -264,11 +311,18 @@ impl Decoding {
             Step::Recompute {
                 reservation,
                 first_token,
-            } => Command::Recompute {
-                key: self.key,
-                reservation,
-                first_token,
-            },
+                traceparent,
+            } => {
+                if let Some(trace) = &mut self.trace {
+                    let traces = &self.daemon.traces;
+                    trace.recomputes(traces.moved(&traceparent), traces.now());
+                }
+                Command::Recompute {
+                    key: self.key,
+                    reservation,
+                    first_token,
+                }
+            }
         };
         self.handoff = None;
         // An error says that the engine has stopped: its channel of events says so too.
@@ -276,10 +330,29 @@ impl Decoding {
         true
     }
 
-    async fn give_up(&mut self, event: Event) {
+    /// False when nobody reads: then nothing of the operation is left.
+    async fn answer(&mut self, event: Event) -> bool {
+        self.note(&event);
+        if self.answers.send(event, &self.cancelled).await.is_ok() {
+            return true;
+        }
         self.handoff = None;
         self.daemon.commands.cancel(self.key).await;
-        self.answers.send(event, &self.cancelled).await;
+        false
+    }
+
+    fn note(&mut self, event: &Event) {
+        if let Some(trace) = &mut self.trace {
+            trace.reported(event, self.daemon.traces.now());
+        }
+    }
+
+    async fn give_up(&mut self, event: Event) {
+        self.note(&event);
+        self.handoff = None;
+        self.daemon.commands.cancel(self.key).await;
+        // It is over in either case.
+        let _ = self.answers.send(event, &self.cancelled).await;
     }
 }
 
@@ -290,5 +363,45 @@ async fn step(
     match handoff {
         Some(handoff) => handoff.next(incoming).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        Event::PrefillStarted(wire::Started {
+            queue_milliseconds: 1.0,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_takes_nothing_is_given_up() {
+        let (sender, mut reader) = mpsc::channel(1);
+        let answers = Answers {
+            sender,
+            patience: Duration::from_millis(20),
+        };
+        let run = CancellationToken::new();
+        assert_eq!(answers.send(event(), &run).await, Ok(()));
+        assert_eq!(answers.send(event(), &run).await, Err(ReaderGone));
+        // One that is merely slow gets the next as well.
+        assert!(reader.recv().await.is_some());
+        assert_eq!(answers.send(event(), &run).await, Ok(()));
+        run.cancel();
+        assert_eq!(answers.send(event(), &run).await, Ok(()), "nobody waits then");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_has_gone_is_known_at_once() {
+        let (sender, reader) = mpsc::channel(1);
+        let answers = Answers {
+            sender,
+            patience: Duration::from_secs(3600),
+        };
+        drop(reader);
+        let run = CancellationToken::new();
+        assert_eq!(answers.send(event(), &run).await, Err(ReaderGone));
     }
 }

@@ -19,7 +19,7 @@ use crate::kv::intake::verify::ChecksumMode;
 use crate::kv::intake::{self, IntakeFailed, IntakeOptions, Received};
 use crate::kv::lease::Reader;
 use crate::serve::daemon::Daemon;
-use crate::transport::choice::{Offer, choose};
+use crate::transport::choice::{Left, Offer, Ways, ways};
 
 /// A transfer whose router sets no limit.
 const TRANSFER: Duration = Duration::from_secs(60);
@@ -36,6 +36,8 @@ pub(super) enum Step {
     Recompute {
         reservation: Option<Reservation>,
         first_token: Option<u32>,
+        /// Where its spans hang.
+        traceparent: String,
     },
     /// Nothing can come any more.
     Broken(String),
@@ -54,6 +56,8 @@ pub(super) struct Handoff {
     checksum: WireChecksum,
     timeout: Duration,
     first_token: Option<u32>,
+    /// Span of the transfer; empty where nothing is traced.
+    transfer_place: String,
     kv: Kv,
     /// The router may still send.
     listening: bool,
@@ -84,6 +88,7 @@ impl Handoff {
         daemon: Arc<Daemon>,
         start: &wire::DecodeStart,
         reservation: Reservation,
+        transfer_place: Option<String>,
     ) -> Self {
         let mut tokens = start.tokens.clone();
         if !start.first_token_by_prefill {
@@ -102,6 +107,7 @@ impl Handoff {
                 milliseconds => Duration::from_millis(milliseconds),
             },
             first_token: None,
+            transfer_place: transfer_place.unwrap_or_default(),
             kv: Kv::Waiting(reservation),
             listening: true,
             daemon,
@@ -201,7 +207,7 @@ impl Handoff {
         match message.message? {
             Message::Descriptor(descriptor) => self.descriptor(&descriptor),
             Message::FirstToken(token) => self.first(&token),
-            Message::Recompute(_) => {
+            Message::Recompute(recompute) => {
                 let reservation = match std::mem::replace(&mut self.kv, Kv::Over) {
                     Kv::Waiting(reservation) | Kv::Ready(reservation) | Kv::Failed(reservation) => {
                         Some(reservation)
@@ -212,6 +218,7 @@ impl Handoff {
                 Some(Step::Recompute {
                     reservation,
                     first_token: self.first_token,
+                    traceparent: recompute.traceparent,
                 })
             }
             Message::Start(_) => Some(Step::Broken(
@@ -227,7 +234,12 @@ impl Handoff {
                 token.position, self.prompt_tokens
             )));
         }
-        self.first_token = Some(token.id);
+        if let Some(before) = self.first_token.replace(token.id) {
+            return Some(Step::Broken(format!(
+                "decode: a second first token came ({} after {before}): it is sampled once and never taken back",
+                token.id
+            )));
+        }
         None
     }
 
@@ -278,18 +290,23 @@ impl Handoff {
         }
         let lease = LeaseId::from_wire(&descriptor.lease)
             .map_err(|error| (HandoffFailure::ProtocolError, error.to_string()))?;
-        // A `Local` address of another process means nothing here.
-        let local: Vec<Offer> = descriptor
+        let offers: Vec<Offer> = descriptor
             .transports
             .iter()
-            .filter(|offer| offer.kind != "Local" || self.daemon.is_local(&offer.address))
             .map(|offer| Offer {
                 kind: offer.kind.clone(),
                 address: offer.address.clone(),
             })
             .collect();
-        let Some((transport, address)) = choose(&self.transports, &local, &self.daemon.transports)
-        else {
+        let daemon = Arc::clone(&self.daemon);
+        let operation = self.operation.clone();
+        let on_left = move |left: &Left<'_>| {
+            let Left { from, to, obstacle, error } = left;
+            tracing::warn!(%operation, from, to, cause = obstacle.word(), %error, "this pair moves KV another way");
+            daemon.metrics.transport_left(from, *obstacle);
+        };
+        let ways = ways(&self.transports, &offers, &self.daemon.transports);
+        let Some(ways) = Ways::new(ways, Box::new(on_left)) else {
             return Err((
                 HandoffFailure::NoTransport,
                 format!(
@@ -302,7 +319,8 @@ impl Handoff {
             .daemon
             .peers
             .at(&descriptor.control_address)
-            .map_err(|error| (HandoffFailure::SourceLost, error.0))?;
+            .map_err(|error| (HandoffFailure::SourceLost, error.0))?
+            .traced(self.transfer_place.clone());
         let source = Incarnation(descriptor.incarnation);
         Ok(Prepared {
             handoff: intake::Handoff {
@@ -310,8 +328,8 @@ impl Handoff {
                 generation: Generation(descriptor.generation),
                 skip_blocks: descriptor.skip_blocks,
                 tokens: descriptor.tokens,
-                transport,
-                address: address.to_owned(),
+                address: ways.address().to_owned(),
+                transport: Arc::new(ways),
             },
             options: IntakeOptions {
                 reader: Reader {

@@ -7,8 +7,24 @@ use tonic::Status;
 use crate::kv::lease::{Completion, Gone, Granted, Reader};
 use crate::serve::daemon::Daemon;
 
+/// Bytes of a worker's name: that of a pod (RFC 1123, 253) with room.
+const LONGEST_READER: usize = 256;
+/// Bytes of a transfer's id: two incarnations and an operation, whose run carries a router's name (253) and 32 digits.
+const LONGEST_TRANSFER: usize = 512;
+
 fn lease(bytes: &[u8]) -> Result<LeaseId, Status> {
     LeaseId::from_wire(bytes).map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+/// Checks a name that is kept: what a peer may make this worker remember is bounded.
+fn name(field: &str, name: String, longest: usize) -> Result<String, Status> {
+    if name.is_empty() || name.len() > longest {
+        return Err(Status::invalid_argument(format!(
+            "{field}: {} bytes, it must be between 1 and {longest}: send the name that is in the card",
+            name.len()
+        )));
+    }
+    Ok(name)
 }
 
 fn granted(granted: Granted) -> wire::Granted {
@@ -29,13 +45,22 @@ pub(super) fn claim(
 ) -> Result<wire::ClaimReply, Status> {
     let lease = lease(&request.lease)?;
     let reader = Reader {
-        transfer: TransferId::from(request.transfer),
-        worker: WorkerId::from(request.reader),
+        transfer: TransferId::from(name("transfer", request.transfer, LONGEST_TRANSFER)?),
+        worker: WorkerId::from(name("reader", request.reader, LONGEST_READER)?),
         incarnation: Incarnation(request.reader_incarnation),
     };
     let answer = daemon
         .pool
         .claim(lease, Generation(request.generation), &reader);
+    if answer.is_ok() {
+        let reader_name = &reader.worker.0;
+        daemon.traces.claimed(
+            &reader.transfer,
+            &request.traceparent,
+            request.generation,
+            reader_name,
+        );
+    }
     if let Err(reason) = answer {
         tracing::info!(%lease, %reason, reader = %reader.worker, "claim refused");
     }
@@ -70,18 +95,23 @@ pub(super) fn complete(
     request: wire::CompleteRequest,
 ) -> Result<wire::CompleteReply, Status> {
     let lease = lease(&request.lease)?;
+    let transfer = TransferId::from(request.transfer);
     let completion = daemon.pool.complete_read(
         lease,
         Generation(request.generation),
-        &TransferId::from(request.transfer),
+        &transfer,
         request.verified,
     );
+    let stale = completion == Completion::Stale;
+    daemon
+        .traces
+        .completed(&transfer, request.verified, stale);
     if !request.verified {
         tracing::warn!(%lease, "its reader could not use what it read");
     }
     daemon.changed.notify_one();
     Ok(wire::CompleteReply {
-        stale: completion == Completion::Stale,
+        stale,
     })
 }
 
@@ -95,4 +125,19 @@ pub(super) fn release(
         .release_lease(lease(&request.lease)?, &RunId::from(request.run));
     daemon.changed.notify_one();
     Ok(wire::ReleaseReply {})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_kept_are_bounded() {
+        let of = |length: usize| name("reader", "d".repeat(length), LONGEST_READER);
+        assert!(of(1).is_ok() && of(LONGEST_READER).is_ok());
+        for length in [0, LONGEST_READER + 1, 1 << 20] {
+            let refused = of(length).expect_err("not kept");
+            assert!(refused.message().contains("reader: "), "{refused}");
+        }
+    }
 }

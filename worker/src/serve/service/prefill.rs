@@ -17,6 +17,7 @@ use crate::serve::daemon::Daemon;
 use crate::serve::messages::{self, Dispatch, narrow};
 use crate::serve::operations::Registered;
 use crate::serve::results::{Found, PrefillResult};
+use crate::serve::traces::PrefillTrace;
 
 /// Milliseconds; the longest that `kvPool.leaseSeconds` may say.
 const LONGEST_LEASE: u64 = 3_600_000;
@@ -50,6 +51,11 @@ async fn begin(
     result: PrefillResult,
 ) {
     let (events, incoming) = mpsc::channel(EVENTS);
+    let mut trace = request
+        .operation
+        .as_ref()
+        .and_then(|operation| daemon.traces.operation(operation))
+        .map(|traced| PrefillTrace::new(traced, request.tokens.len(), daemon.traces.now()));
     match submit(&daemon, request, events).await {
         Ok((admitted, registered, lease)) => {
             let work = Work {
@@ -59,11 +65,14 @@ async fn begin(
                 registered,
                 lease,
                 result,
+                trace,
             };
             work.run(incoming).await;
         }
         Err(refused) => {
-            result.push(message(Event::Refused(messages::refused(&refused))));
+            let refused = Event::Refused(messages::refused(&refused));
+            note(&daemon, &mut trace, &refused);
+            result.push(message(refused));
             daemon.results.forget_one(&id);
             result.end();
         }
@@ -125,10 +134,11 @@ struct Work {
     registered: Registered,
     lease: Asked,
     result: PrefillResult,
+    trace: Option<PrefillTrace>,
 }
 
 impl Work {
-    async fn run(self, mut incoming: mpsc::Receiver<EngineEvent>) {
+    async fn run(mut self, mut incoming: mpsc::Receiver<EngineEvent>) {
         let cancelled = self.registered.cancelled().clone();
         let lost = loop {
             tokio::select! {
@@ -143,6 +153,7 @@ impl Work {
                     };
                     let last = event.is_last();
                     if let Some(event) = self.message(event) {
+                        note(&self.daemon, &mut self.trace, &event);
                         self.result.push(message(event));
                     }
                     if last {
@@ -152,7 +163,9 @@ impl Work {
             }
         };
         if let Some(failed) = lost {
-            self.result.push(message(Event::Failed(failed)));
+            let failed = Event::Failed(failed);
+            note(&self.daemon, &mut self.trace, &failed);
+            self.result.push(message(failed));
         }
         let now = self.daemon.pool.now();
         self.daemon
@@ -182,6 +195,12 @@ impl Work {
             }));
         }
         messages::prefill_message(event)
+    }
+}
+
+fn note(daemon: &Daemon, trace: &mut Option<PrefillTrace>, event: &Event) {
+    if let Some(trace) = trace {
+        daemon.traces.put(trace.reported(event, daemon.traces.now()));
     }
 }
 
