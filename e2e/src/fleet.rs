@@ -77,6 +77,23 @@ impl Fleet {
         Self::start(folder, &file, variables).await
     }
 
+    /// The same over a state directory that something is done to first.
+    ///
+    /// # Errors
+    /// That fails, or the fleet does not become ready.
+    pub async fn prepared(
+        manifest: &Manifest,
+        prepare: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("fleet.yaml");
+        std::fs::write(&file, manifest.text())?;
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state)?;
+        prepare(&state)?;
+        Self::start(folder, &file, &[]).await
+    }
+
     /// The fleet of a file.
     ///
     /// # Errors
