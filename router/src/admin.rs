@@ -3,27 +3,32 @@
 //!
 //! - [`token`]: the bearer token.
 
+#[cfg(test)]
+mod tests;
 pub mod token;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use baton_system::threads::Threads;
 use axum::routing::get;
 use baton_placement::estimate::Path as PlanPath;
 use baton_placement::record::Kind;
+use baton_system::threads::Threads;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::fleet::{Workers, listing};
 use crate::learning::Learning;
 use crate::metrics::{Metrics, PathLabels, StateLabels};
+use crate::openai::error;
 use crate::policy::{ListedPolicy, PolicyFile};
 use crate::records::{Named, Records};
 use crate::run::Dispatch;
@@ -46,6 +51,8 @@ pub struct Admin {
     pub clock: Clock,
     /// Where the disk is waited for.
     pub threads: Threads,
+    /// The router takes no more requests.
+    pub draining: CancellationToken,
 }
 
 /// The admin port's routes.
@@ -69,21 +76,33 @@ pub fn routes(admin: Arc<Admin>, token: Option<Arc<Token>>) -> Router {
                 "there is no such endpoint on the admin port",
             )
         })
+        .method_not_allowed_fallback(async || {
+            problem(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "the endpoint does not take this method: the allow header says what it takes",
+            )
+        })
         .with_state(admin)
+}
+
+/// A part of the path, if it is text.
+type PathText = Result<Path<String>, PathRejection>;
+
+fn no_text() -> Response {
+    problem(StatusCode::BAD_REQUEST, "the path is not UTF-8")
 }
 
 /// An error of the admin port, in the form that the public one uses.
 fn problem(status: StatusCode, message: &str) -> Response {
-    let kind = if status.is_server_error() {
-        "server_error"
-    } else {
-        "invalid_request_error"
-    };
+    let kind = error::kind(status.as_u16());
     let body = json!({"error": {"message": message, "type": kind, "param": null, "code": null}});
     (status, axum::Json(body)).into_response()
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    if admin.draining.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining").into_response();
+    }
     match admin.dispatch.ready() {
         Ok(()) => "ready".into_response(),
         Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, missing).into_response(),
@@ -147,20 +166,23 @@ struct Policies {
 }
 
 /// `GET /v1/policies/{digest}`: a policy that a record names, whether it is in force or not.
-async fn policy_of(state: State<Arc<Admin>>, digest: Path<String>) -> Response {
+async fn policy_of(state: State<Arc<Admin>>, digest: PathText) -> Response {
     named(state, Named::Policy, digest).await
 }
 
 /// `GET /v1/coefficients/{digest}`: the constants that a record names.
-async fn coefficients_of(state: State<Arc<Admin>>, digest: Path<String>) -> Response {
+async fn coefficients_of(state: State<Arc<Admin>>, digest: PathText) -> Response {
     named(state, Named::Coefficients, digest).await
 }
 
 async fn named(
     State(admin): State<Arc<Admin>>,
     kind: Named,
-    Path(digest): Path<String>,
+    digest: PathText,
 ) -> Response {
+    let Ok(Path(digest)) = digest else {
+        return no_text();
+    };
     let reader = Arc::clone(&admin);
     let read = admin
         .threads
@@ -195,7 +217,10 @@ async fn policies(State(admin): State<Arc<Admin>>) -> Response {
     .into_response()
 }
 
-async fn decision(State(admin): State<Arc<Admin>>, Path(run): Path<String>) -> Response {
+async fn decision(State(admin): State<Arc<Admin>>, run: PathText) -> Response {
+    let Ok(Path(run)) = run else {
+        return no_text();
+    };
     match admin.records.recent.find_within(&run, RECORD_WITHIN).await {
         Some(record) => json_text(record.to_string()),
         None => problem(

@@ -1,24 +1,28 @@
 //! The HTTP front: OpenAI's endpoints over a [`Dispatch`].
 //!
-//! - [`generate`]: a chat or completion request, from its body to a run.
-//! - [`stream`], [`whole`]: the two forms of an answer.
-//! - [`prompt`]: a request into tokens.
+//! In the order in which a request passes them:
+//! - [`serve`]: a port. [`seats`]: connections at a time. `connection`: one of them; [`patience`]: with a client that does not read.
+//! - [`tls`], [`access`], [`keys`]: who may come in. [`followed`]: files that say so, read again when they change.
 //! - [`headers`]: request ids, `x-baton-mode`, trace context.
-//! - [`body`]: reads a body within its limits.
-//! - [`reply`]: answers and errors as HTTP responses.
-//! - [`draws`]: random numbers for ids and seeds.
-//! - [`serve`]: connections. [`flags`]: limits on the command line.
+//! - [`generate`]: a chat or completion request, from its body to a run.
+//! - [`body`], [`reading`], [`prompt`]: a body, a request, its tokens.
+//! - [`gate`]: who is served now and who waits.
+//! - [`stream`], [`whole`]: the two forms of an answer. [`reply`]: answers and errors as HTTP responses.
+//!
+//! Besides: [`limits`], and [`flags`] for them; [`memory`]: what clients can make the router hold; [`descriptors`]: and open;
+//! [`draws`]: random numbers for ids and seeds.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use baton_system::threads::Threads;
+use baton_system::network::Listener;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::openai::answer::Kind;
@@ -26,62 +30,54 @@ use crate::openai::error::ApiError;
 use crate::openai::listing::{Model, list};
 use crate::run::Dispatch;
 use crate::text::library::Library;
+use access::Access;
+use gate::Gate;
+use memory::Memory;
 
+pub mod access;
 pub mod body;
+mod connection;
+pub mod descriptors;
 pub mod draws;
 pub mod flags;
+pub mod followed;
+pub mod gate;
 pub mod generate;
 pub mod headers;
+pub mod keys;
+pub mod limits;
+pub mod memory;
+pub mod patience;
 pub mod prompt;
+pub mod reading;
 pub mod reply;
+pub mod seats;
 pub mod serve;
 pub mod stream;
+pub mod tls;
 pub mod whole;
+
+pub use limits::FrontConfig;
 
 #[cfg(test)]
 mod tests;
 
-/// Limits of the front.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FrontConfig {
-    /// Largest request body, bytes. A token is about four bytes, so the default holds contexts of a million tokens.
-    pub max_body_bytes: usize,
-    /// A body must arrive within this.
-    pub body_timeout: Duration,
-    /// Heads must arrive within this; also how long an idle connection is kept.
-    pub head_timeout: Duration,
-    /// Requests served at a time; more get 429. Each holds its body, its prompt and up to 256 events: about 10 MiB at worst, so
-    /// the default keeps the front within 10 GiB even if every body is as large as may be.
-    pub max_in_flight: usize,
-    /// Connections at a time; more wait in the listener's backlog.
-    pub max_connections: usize,
-    /// How long runs in flight may go on after the shutdown has begun.
-    pub drain_timeout: Duration,
-    /// Where long prompts are tokenised.
-    pub threads: Threads,
-}
-
-impl Default for FrontConfig {
-    fn default() -> Self {
-        Self {
-            max_body_bytes: 4 << 20,
-            body_timeout: Duration::from_secs(30),
-            head_timeout: Duration::from_secs(60),
-            max_in_flight: 1024,
-            max_connections: 4096,
-            drain_timeout: Duration::from_secs(30),
-            threads: Threads::Machine,
-        }
-    }
-}
+/// The endpoint that asks for nothing.
+const HEALTH: &str = "/healthz";
 
 /// What the handlers share.
 pub struct Front {
     dispatch: Arc<dyn Dispatch>,
     library: Library,
     config: FrontConfig,
+    access: Access,
     clock: Clock,
-    in_flight: Arc<Semaphore>,
+    gate: Arc<Gate>,
+    memory: Arc<Memory>,
+    /// No more requests are taken; those in flight may end.
+    shutdown: CancellationToken,
+    /// Nor may those go on.
+    cut: CancellationToken,
     /// Long prompts that are tokenised at a time: half of the cores.
     tokenising: Arc<Semaphore>,
     draws: draws::Draws,
@@ -101,6 +97,7 @@ impl Front {
     pub fn new(
         dispatch: Arc<dyn Dispatch>,
         config: FrontConfig,
+        access: Access,
         clock: Clock,
         random: [u8; 32],
     ) -> Arc<Self> {
@@ -109,11 +106,39 @@ impl Front {
             dispatch,
             tokenising: Arc::new(Semaphore::new((cores / 2).max(1))),
             library: Library::default(),
-            in_flight: Arc::new(Semaphore::new(config.max_in_flight)),
+            gate: Gate::new(
+                config.max_in_flight,
+                config.max_waiting,
+                config.waiting_timeout,
+            ),
+            memory: Memory::new(config.max_body_bytes),
             config,
+            access,
+            shutdown: CancellationToken::new(),
+            cut: CancellationToken::new(),
             clock,
             draws: draws::Draws::new(random),
         })
+    }
+
+    /// Cancelling it ends the front: no more requests are taken, those in flight have the drain time to end.
+    pub fn shutdown(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
+    /// Serves the public port until [`Self::shutdown`] and the end of what is in flight.
+    pub async fn serve(self: &Arc<Self>, listener: Listener) {
+        let port = connection::Port {
+            routes: self.routes(),
+            config: self.config.clone(),
+            identity: self.access.identity.clone(),
+            shutdown: self.shutdown.clone(),
+        };
+        let closing = async {
+            self.shutdown.cancelled().await;
+            self.gate.close();
+        };
+        tokio::join!(serve::serve_port(listener, port, &self.cut), closing);
     }
 
     /// The public port's routes.
@@ -123,9 +148,10 @@ impl Front {
             .route("/v1/completions", post(completions))
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
-            .route("/healthz", get(healthz))
+            .route(HEALTH, get(healthz))
             .fallback(unknown_route)
             .method_not_allowed_fallback(method_not_allowed)
+            .layer(middleware::from_fn_with_state(self.clone(), access::admit))
             .layer(middleware::from_fn_with_state(
                 self.clone(),
                 headers::with_request_id,
@@ -146,7 +172,14 @@ async fn models(State(front): State<Arc<Front>>) -> Response {
     reply::json(&list(front.dispatch.models()))
 }
 
-async fn model(State(front): State<Arc<Front>>, Path(id): Path<String>) -> Response {
+async fn model(
+    State(front): State<Arc<Front>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Ok(Path(id)) = id else {
+        let message = "the model's name in the path is not UTF-8";
+        return reply::error(&ApiError::field("model", message));
+    };
     let models = front.dispatch.models();
     match models.iter().find(|model| model.id == id) {
         Some(listing) => reply::json(&Model::from(listing.clone())),

@@ -1,7 +1,7 @@
 //! OpenAI's HTTP types: requests read strictly, answers and errors written in its form. Pure.
 //!
 //! - [`field`]: reads JSON with the path of each field, so that an error can name it.
-//! - [`parameters`]: what both kinds of request have in common, and what is refused.
+//! - [`parameters`]: what both kinds of request have in common. `refused`: fields that are not honoured.
 //! - [`chat`], [`completion`]: the two kinds of request.
 //! - [`budget`]: how many tokens a request may generate.
 //! - [`answer`]: bodies and chunks of both kinds.
@@ -18,3 +18,4 @@ pub mod field;
 pub mod listing;
 pub mod logprobs;
 pub mod parameters;
+mod refused;

@@ -3,6 +3,7 @@
 //! - [`library`]: compiles a model's tokenizer and template once and keeps them.
 //! - [`model`]: tokenizer, token bytes and chat template of one model.
 //! - [`template`]: renders a chat as the model was trained to see it.
+//!   `python_json`: its JSON filter.
 //! - [`vocabulary`]: the bytes of each token.
 //! - [`unicode`]: bytes into text, however characters are split over tokens.
 //! - [`stop`]: finds stop strings across tokens.
@@ -11,6 +12,7 @@
 pub mod library;
 pub mod model;
 pub mod output;
+mod python_json;
 pub mod stop;
 pub mod template;
 pub mod unicode;

@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::problem;
+use crate::front::keys::bearer;
 
 /// A token file that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -45,10 +46,9 @@ impl Token {
         request
             .headers()
             .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| value.strip_prefix("Bearer "))
+            .and_then(|value| bearer(value.as_bytes()))
             // `blake3::Hash` compares in constant time.
-            .is_some_and(|secret| blake3::hash(secret.trim().as_bytes()) == self.0)
+            .is_some_and(|secret| blake3::hash(secret) == self.0)
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use baton_router::app::{self, WrongInput, flags::Flags};
+use baton_router::front::descriptors;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
+    descriptors::raise();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -1,22 +1,31 @@
-//! Reads a request body within its limits of size and time.
+//! Reads a request body within its limits of size, time and memory.
 
-use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 
-use super::FrontConfig;
+use super::limits::FrontConfig;
+use super::memory::{BodyShare, Memory};
 use crate::openai::error::ApiError;
+
+/// A whole body and its share of memory.
+#[derive(Debug)]
+pub struct Read {
+    pub bytes: Vec<u8>,
+    pub share: BodyShare,
+}
 
 /// The whole body. A body that says that it is too large is not read at all.
 pub async fn read(
     headers: &HeaderMap,
     body: Body,
     config: &FrontConfig,
-) -> Result<Bytes, ApiError> {
+    memory: &Arc<Memory>,
+) -> Result<Read, ApiError> {
     let limit = config.max_body_bytes;
     let announced = headers
         .get(CONTENT_LENGTH)
@@ -25,24 +34,35 @@ pub async fn read(
     {
         return Err(ApiError::body_too_large(limit));
     }
-    match tokio::time::timeout(config.body_timeout, Limited::new(body, limit).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if is_length_limit(error.as_ref()) => Err(ApiError::body_too_large(limit)),
-        Ok(Err(error)) => Err(ApiError::bad_request(format!(
-            "the request body broke off: {error}"
-        ))),
-        Err(_) => Err(ApiError::body_timeout(config.body_timeout.as_secs())),
-    }
+    within(config.body_timeout, collect(body, limit, memory.body())).await
 }
 
-fn is_length_limit(mut error: &(dyn Error + 'static)) -> bool {
-    loop {
-        if error.is::<LengthLimitError>() {
-            return true;
+async fn within(
+    limit: Duration,
+    read: impl Future<Output = Result<Read, ApiError>>,
+) -> Result<Read, ApiError> {
+    tokio::time::timeout(limit, read)
+        .await
+        .unwrap_or_else(|_| Err(ApiError::body_timeout(limit.as_secs())))
+}
+
+async fn collect(mut body: Body, limit: usize, mut share: BodyShare) -> Result<Read, ApiError> {
+    // What was announced is not believed before it is there.
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            ApiError::bad_request(format!("the request body broke off: {error}"))
+        })?;
+        // Trailers say nothing that counts.
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
+        let length = bytes.len() + data.len();
+        if length > limit {
+            return Err(ApiError::body_too_large(limit));
         }
-        match error.source() {
-            Some(source) => error = source,
-            None => return false,
-        }
+        share.grow_to(length)?;
+        bytes.extend_from_slice(data);
     }
+    Ok(Read { bytes, share })
 }

@@ -1,10 +1,14 @@
 //! The front's part of the router's command line.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::FrontConfig;
+use super::access::Access;
+use super::followed::Unusable;
+use super::{FrontConfig, descriptors, keys, tls};
 
 /// Limits on clients.
 #[derive(Clone, Debug, Args)]
@@ -21,7 +25,35 @@ pub struct FrontFlags {
     #[arg(long, env = "BATON_IDLE_TIMEOUT_SECONDS", default_value_t = FrontConfig::default().head_timeout.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     pub idle_timeout_seconds: u64,
 
-    /// Requests served at a time; more get 429.
+    /// A client that reads nothing of its answer for this long is given up, and its run ended.
+    #[arg(long, env = "BATON_WRITE_TIMEOUT_SECONDS", default_value_t = FrontConfig::default().write_timeout.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub write_timeout_seconds: u64,
+
+    /// Connections at a time; for one more the idlest is closed, and without an idle one it gets 503.
+    #[arg(long, env = "BATON_MAX_CONNECTIONS", default_value_t = FrontConfig::default().max_connections as u64, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub max_connections: u64,
+
+    /// Requests that wait while as many as may are served, the more urgent first; more get 503.
+    #[arg(long, env = "BATON_MAX_WAITING", default_value_t = FrontConfig::default().max_waiting as u64, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub max_waiting: u64,
+
+    /// How long a request waits at most before it gets 503.
+    #[arg(long, env = "BATON_WAITING_TIMEOUT_SECONDS", default_value_t = FrontConfig::default().waiting_timeout.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub waiting_timeout_seconds: u64,
+
+    /// JSON list of API keys, by their hashes; read again when it changes. Without it everybody may ask.
+    #[arg(long, env = "BATON_API_KEYS_FILE")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// Certificate chain of the public port, PEM; read again when it changes. Without it the port is plain HTTP.
+    #[arg(long, env = "BATON_TLS_CERTIFICATE_FILE", requires = "tls_key_file")]
+    pub tls_certificate_file: Option<PathBuf>,
+
+    /// Private key of the certificate, PEM.
+    #[arg(long, env = "BATON_TLS_KEY_FILE", requires = "tls_certificate_file")]
+    pub tls_key_file: Option<PathBuf>,
+
+    /// Requests served at a time; more wait.
     #[arg(long, env = "BATON_MAX_IN_FLIGHT", default_value_t = FrontConfig::default().max_in_flight as u64, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub max_in_flight: u64,
 }
@@ -33,9 +65,32 @@ impl FrontFlags {
             max_body_bytes: self.max_body_bytes,
             body_timeout: Duration::from_secs(self.body_timeout_seconds),
             head_timeout: Duration::from_secs(self.idle_timeout_seconds),
-            max_in_flight: usize::try_from(self.max_in_flight).unwrap_or(usize::MAX),
+            write_timeout: Duration::from_secs(self.write_timeout_seconds),
+            max_in_flight: count(self.max_in_flight),
+            max_waiting: count(self.max_waiting),
+            waiting_timeout: Duration::from_secs(self.waiting_timeout_seconds),
+            max_connections: descriptors::affordable(count(self.max_connections)),
             drain_timeout,
             ..FrontConfig::default()
         }
     }
+
+    /// What guards the public port, read from its files.
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    pub fn access(&self) -> Result<Access, Unusable> {
+        let identity = self.tls_certificate_file.clone().zip(self.tls_key_file.clone());
+        Ok(Access {
+            keys: self.api_keys_file.clone().map(keys::open).transpose()?.map(Arc::new),
+            identity: identity
+                .map(|(certificate, key)| tls::open(certificate, key))
+                .transpose()?
+                .map(Arc::new),
+        })
+    }
+}
+
+fn count(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
 }

@@ -4,22 +4,21 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::Response;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use super::access::Client;
+use super::gate::{NoPlace, Place};
 use super::headers::{RequestId, mode, traceparent};
-use super::prompt::{Asked, Prepared};
-use super::{Front, body, model_not_found, reply, stream, whole};
+use super::keys::usage::Using;
+use super::{Front, body, reading, reply, stream, whole};
 use crate::openai::answer::{Answer, Kind};
-use crate::openai::chat::ChatRequest;
-use crate::openai::completion::CompletionRequest;
 use crate::openai::error::ApiError;
-use crate::run::{RunHandle, RunRequest, TextArtifacts};
+use crate::run::{RunEvent, RunHandle, RunRequest};
 use crate::text::model::ModelText;
 use crate::text::output::Output;
-
-/// Bodies longer than this are tokenised off the threads that serve: a tokenizer does some 5 MB/s, so what stays takes 3 ms.
-const LONG_BODY: usize = 16 << 10;
 
 /// A run that has begun, with all that its answer needs.
 #[derive(Debug)]
@@ -29,8 +28,32 @@ pub struct Begun {
     pub output: Output,
     pub model: Arc<ModelText>,
     pub with_logprobs: bool,
-    /// Held until the answer has ended: it counts the requests in flight.
-    pub permit: tokio::sync::OwnedSemaphorePermit,
+    /// Cancelled when the router ends without waiting any longer.
+    cut: CancellationToken,
+    /// Held until the answer has ended.
+    pub taken: Taken,
+}
+
+/// What a request in flight has taken and gives back.
+#[derive(Debug)]
+pub struct Taken {
+    _place: Place,
+    _memory: OwnedSemaphorePermit,
+    _using: Option<Using>,
+}
+
+impl Begun {
+    /// The next event of the run.
+    ///
+    /// # Errors
+    /// The router ends.
+    pub(super) async fn next(&mut self) -> Result<Option<RunEvent>, ApiError> {
+        tokio::select! {
+            biased;
+            event = self.handle.next() => Ok(event),
+            () = self.cut.cancelled() => Err(ApiError::shutting_down()),
+        }
+    }
 }
 
 /// Serves a request of either kind.
@@ -61,56 +84,45 @@ pub(super) async fn generate(front: Arc<Front>, kind: Kind, request: Request) ->
 
 /// The run, and whether its answer is streamed.
 async fn begin(
-    front: &Front,
+    front: &Arc<Front>,
     kind: Kind,
     request: Request,
     id: &str,
 ) -> Result<(Begun, bool), ApiError> {
     let received = Instant::now();
-    // Taken before the body is read: bodies are what holds memory.
-    let permit = front
-        .in_flight
-        .clone()
-        .try_acquire_owned()
-        .map_err(|_| ApiError::too_many_requests(front.config.max_in_flight))?;
     let (head, body) = request.into_parts();
+    let key = head.extensions.get::<Client>().map(|Client(key)| key);
+    let using = key.map(|key| key.usage.begin(received)).transpose()?;
     let mode = mode(&head.headers)?;
-    let body = body::read(&head.headers, body, &front.config).await?;
-    let asked = match kind {
-        Kind::Chat => Asked::Chat(ChatRequest::parse(&body)?),
-        Kind::Completion => Asked::Completion(CompletionRequest::parse(&body)?),
-    };
-    let name = &asked.parameters().model;
-    let policy = front
-        .dispatch
-        .policy(name)
-        .ok_or_else(|| model_not_found(front, name))?;
-    let artifacts = front
-        .dispatch
-        .artifacts(&policy)
-        .ok_or_else(|| not_ready(name))?;
-    let model = front
-        .library
-        .get(artifacts.clone(), front.config.threads)
-        .await
-        .map_err(|unusable| {
-            ApiError::internal(format!("the model {name:?} cannot be served: {unusable}"))
-                .with_code("model_unusable")
-        })?;
-    let (asked, prepared) = prepare(front, asked, &model, &artifacts, body.len()).await?;
+    let body = body::read(&head.headers, body, &front.config, &front.memory).await?;
+    let reading::Request {
+        parameters,
+        prompt,
+        policy,
+        model,
+    } = reading::read(front, kind, body).await?;
+    let priority = parameters.priority;
+    let priority = key.map_or(priority, |key| key.priority(priority));
+    let salt = key.map(|key| key.cache_salt(&parameters.cache_salt));
 
-    let parameters = asked.parameters();
-    let mode = mode.filter(|_| policy.allows_overrides);
+    let place = front.gate.enter(priority).await.map_err(no_place)?;
+    let memory = front
+        .memory
+        .hold(prompt.tokens.len(), prompt.max_tokens, &parameters)?;
     let handle = front.dispatch.start(RunRequest {
         request_id: id.to_owned(),
+        mode: mode.filter(|_| policy.allows_overrides),
         policy,
-        tokens: prepared.tokens,
+        tokens: prompt.tokens,
         sampling: parameters.sampling(front.draws.u64()),
-        stopping: parameters.stopping(prepared.max_tokens),
-        cache_salt: parameters.cache_salt.clone(),
-        priority: parameters.priority,
-        mode,
+        stopping: parameters.stopping(prompt.max_tokens),
+        cache_salt: salt.unwrap_or_else(|| parameters.cache_salt.clone()),
+        priority,
         splittable: true,
+        operation: match kind {
+            Kind::Chat => "chat",
+            Kind::Completion => "text_completion",
+        },
         traceparent: traceparent(&head.headers),
         received,
     });
@@ -131,45 +143,21 @@ async fn begin(
         with_logprobs: parameters.logprobs.is_some(),
         handle,
         model,
-        permit,
+        cut: front.cut.clone(),
+        taken: Taken {
+            _place: place,
+            _memory: memory,
+            _using: using,
+        },
     };
     Ok((begun, parameters.stream))
 }
 
-async fn prepare(
-    front: &Front,
-    asked: Asked,
-    model: &Arc<ModelText>,
-    artifacts: &TextArtifacts,
-    body_bytes: usize,
-) -> Result<(Asked, Prepared), ApiError> {
-    let max_context = artifacts.max_context;
-    let now = front.clock.now().timestamp();
-    if body_bytes <= LONG_BODY {
-        let prepared = asked.prepare(model, max_context, now)?;
-        return Ok((asked, prepared));
+fn no_place(reason: NoPlace) -> ApiError {
+    match reason {
+        NoPlace::Closed => ApiError::shutting_down(),
+        NoPlace::Full { .. } | NoPlace::Late(_) => {
+            ApiError::overloaded(format!("{reason}: try again"))
+        }
     }
-    // As many at a time as leave threads to those who read their tokens. The semaphore is never closed.
-    let turn = front.tokenising.clone().acquire_owned().await.ok();
-    let model = model.clone();
-    let prepare = move || {
-        // Held to the end, even if the client has left meanwhile.
-        let _turn = turn;
-        asked
-            .prepare(&model, max_context, now)
-            .map(|prepared| (asked, prepared))
-    };
-    front
-        .config
-        .threads
-        .run(prepare)
-        .await
-        .map_err(|error| ApiError::internal(format!("tokenising ended early: {error}")))?
-}
-
-fn not_ready(model: &str) -> ApiError {
-    ApiError::unavailable(
-        format!("no worker of the model {model:?} has registered yet: try again"),
-        "model_not_ready",
-    )
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use baton_telemetry::context::TraceContext;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::Front;
@@ -57,23 +58,10 @@ pub fn mode(headers: &HeaderMap) -> Result<Option<Mode>, ApiError> {
         .map_err(|error: crate::run::UnknownMode| ApiError::field(MODE.as_str(), error.to_string()))
 }
 
-/// W3C trace context: `version-trace-parent-flags`, lower-case hexadecimal. Anything else is dropped, as the standard says.
+/// W3C trace context. What is none is dropped, as the standard says.
 pub fn traceparent(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(&TRACEPARENT)?.to_str().ok()?;
-    let fields: Vec<&str> = value.split('-').collect();
-    let hexadecimal = |field: &str| {
-        field
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let nonzero = |field: &str| field.bytes().any(|byte| byte != b'0');
-    let [version, trace, parent, flags] = fields.get(..4)?.try_into().ok()?;
-    let known = [(version, 2), (trace, 32), (parent, 16), (flags, 2)]
-        .iter()
-        .all(|&(field, length)| field.len() == length && hexadecimal(field));
-    // A later version may append fields; version ff is forbidden.
-    let version_ok = version != "ff" && (version != "00" || fields.len() == 4);
-    (known && version_ok && nonzero(trace) && nonzero(parent)).then(|| value.to_owned())
+    TraceContext::parse(value).map(|_| value.to_owned())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use crate::openai::answer::Kind;
 use crate::openai::budget::{DefaultBudget, prompt_too_long, token_budget};
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::{CompletionRequest, Prompt};
@@ -26,6 +27,22 @@ pub struct Prepared {
 }
 
 impl Asked {
+    /// A body as a request of this kind.
+    pub fn parse(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
+        Ok(match kind {
+            Kind::Chat => Self::Chat(ChatRequest::parse(body)?),
+            Kind::Completion => Self::Completion(CompletionRequest::parse(body)?),
+        })
+    }
+
+    /// All but the prompt.
+    pub fn into_parameters(self) -> Parameters {
+        match self {
+            Self::Chat(request) => request.parameters,
+            Self::Completion(request) => request.parameters,
+        }
+    }
+
     pub fn parameters(&self) -> &Parameters {
         match self {
             Self::Chat(request) => &request.parameters,
@@ -116,6 +133,12 @@ fn refusal(error: PromptError, field: &str) -> ApiError {
     match error {
         PromptError::ToolCalls(path) => ApiError::unsupported(path, message),
         PromptError::NoTemplate => ApiError::unsupported(field, message),
-        PromptError::Template(_) | PromptError::Tokenizer(_) => ApiError::field(field, message),
+        PromptError::Broken(_) => {
+            tracing::error!("{message}");
+            ApiError::internal(message).with_code("model_unusable")
+        }
+        PromptError::Refused(_) | PromptError::Unshown(_) | PromptError::Tokenizer(_) => {
+            ApiError::field(field, message)
+        }
     }
 }

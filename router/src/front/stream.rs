@@ -20,10 +20,11 @@ const EVENT_BYTES: usize = 512;
 
 /// Waits for the first event, so that a run which fails before it has a token still gets its own status.
 pub async fn answer(mut begun: Begun) -> Response {
-    let first = match begun.handle.next().await {
-        Some(RunEvent::Failed(failure)) => return reply::error(&failure.into()),
-        Some(event) => event,
-        None => return reply::error(&ended_early()),
+    let first = match begun.next().await {
+        Ok(Some(RunEvent::Failed(failure))) => return reply::error(&failure.into()),
+        Ok(Some(event)) => event,
+        Ok(None) => return reply::error(&ended_early()),
+        Err(error) => return reply::error(&error),
     };
     let stream = Stream {
         begun,
@@ -59,8 +60,8 @@ impl Stream {
     async fn next_frame(&mut self) -> Option<Bytes> {
         while !self.done {
             let event = match self.first.take() {
-                Some(event) => Some(event),
-                None => self.begun.handle.next().await,
+                Some(event) => Ok(Some(event)),
+                None => self.begun.next().await,
             };
             let mut out = Vec::with_capacity(EVENT_BYTES);
             if let Err(error) = self.write(event, &mut out) {
@@ -75,11 +76,19 @@ impl Stream {
         None
     }
 
-    fn write(&mut self, event: Option<RunEvent>, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    fn write(
+        &mut self,
+        event: Result<Option<RunEvent>, ApiError>,
+        out: &mut Vec<u8>,
+    ) -> serde_json::Result<()> {
         if !self.opened {
             self.opened = true;
             self.begun.answer.open(out)?;
         }
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => return self.fail(&error, out),
+        };
         match event {
             Some(RunEvent::Token { id, logprobs }) => {
                 let piece = self

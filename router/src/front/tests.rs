@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
+use super::access::Access;
 use super::{Front, FrontConfig};
 use crate::clock::Clock;
 use crate::clock::Moment;
@@ -27,8 +28,11 @@ use crate::run::{
 use crate::text::template::TemplateArtifact;
 use crate::text::vocabulary::tests::tokenizer_json;
 
+mod abuse;
+mod admission;
 mod answers;
 mod connections;
+mod encrypted;
 mod refusals;
 mod requests;
 
@@ -88,6 +92,7 @@ type Started = mpsc::UnboundedReceiver<(RunRequest, RunSink)>;
 struct Setup {
     scripted: Scripted,
     config: FrontConfig,
+    access: Access,
     started: Started,
 }
 
@@ -106,18 +111,25 @@ impl Setup {
                 started: sender,
             },
             config: FrontConfig::default(),
+            access: Access::default(),
             started,
         }
     }
 
     fn build(self) -> (Router, Started) {
+        let (front, started) = self.front();
+        (front.routes(), started)
+    }
+
+    fn front(self) -> (Arc<Front>, Started) {
         let front = Front::new(
             Arc::new(self.scripted),
             self.config,
+            self.access,
             Clock::start(),
             [7; 32],
         );
-        (front.routes(), self.started)
+        (front, self.started)
     }
 }
 

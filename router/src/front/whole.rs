@@ -25,7 +25,7 @@ async fn collect(mut begun: Begun) -> Result<Vec<u8>, ApiError> {
     let mut text = String::new();
     let mut entries = Vec::new();
     loop {
-        let event = begun.handle.next().await;
+        let event = begun.next().await?;
         match event.ok_or_else(ended_early)? {
             RunEvent::Token { id, logprobs } => {
                 let piece = begun.output.push(begun.model.vocabulary(), id, logprobs);

@@ -42,10 +42,11 @@ pub fn token_budget(
     }
     let budget = match (parameters.max_tokens, default) {
         (Some(asked), _) if asked > rest => {
+            let field = parameters.max_tokens_field;
             let mut error = too_long(format!(
-                "this model's maximum context length is {max_context} tokens, but the prompt has {prompt} tokens and max_tokens asks for {asked}: lower max_tokens to {rest} or shorten the prompt"
+                "this model's maximum context length is {max_context} tokens, but the prompt has {prompt} tokens and {field} asks for {asked}: lower {field} to {rest} or shorten the prompt"
             ));
-            error.param = Some("max_tokens".to_owned());
+            error.param = Some(field.to_owned());
             return Err(error);
         }
         (Some(asked), _) => asked,
@@ -114,6 +115,16 @@ mod tests {
         assert_eq!(
             budget(", \"max_tokens\": 70", 30, DefaultBudget::Rest),
             Ok(70)
+        );
+        // By the name that the client used.
+        let fields = ", \"max_tokens\": 5, \"max_completion_tokens\": 71";
+        let error = budget(fields, 30, DefaultBudget::Rest).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("max_completion_tokens"));
+        assert!(
+            error
+                .message
+                .contains("lower max_completion_tokens to 70"),
+            "{error}"
         );
     }
 

@@ -3,9 +3,10 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::error::ApiError;
+use super::error::{ApiError, echo};
 use super::field::{Object, mismatch, parse_body};
-use super::parameters::{MAX_TOP_LOGPROBS, Neutral, Parameters, Refused, refused};
+use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
+use super::refused::{Neutral, Refused, refused};
 
 const ROLES: [&str; 6] = [
     "system",
@@ -78,6 +79,23 @@ impl ChatRequest {
         })
     }
 
+    /// The simplest chat that there is: a model whose template cannot show it cannot chat.
+    pub fn simplest() -> Self {
+        Self {
+            messages: vec![Message {
+                role: "user".to_owned(),
+                content: "hello".to_owned(),
+                name: None,
+                tool_calls: Vec::new(),
+                tool_call_id: None,
+            }],
+            parameters: Parameters::default(),
+            add_generation_prompt: true,
+            add_special_tokens: false,
+            template_arguments: Map::new(),
+        }
+    }
+
     /// The first message that holds tool calls: a template that does not show them would drop them silently.
     pub fn first_tool_calls(&self) -> Option<String> {
         let index = self
@@ -97,10 +115,14 @@ fn read_message(mut message: Object) -> Result<Message, ApiError> {
         return Err(ApiError::field(
             &role_path,
             format!(
-                "{role_path} must be one of {}, found {role:?}",
-                ROLES.join(", ")
+                "{role_path} must be one of {}, found {:?}",
+                ROLES.join(", "),
+                echo(&role)
             ),
         ));
+    }
+    for field in REFUSED_IN_MESSAGES {
+        field.check(&mut message)?;
     }
     let tool_calls = read_tool_calls(&mut message)?;
     let content_path = message.path_of("content");
@@ -144,7 +166,8 @@ fn read_parts(path: &str, parts: Vec<Value>) -> Result<String, ApiError> {
                 return Err(ApiError::unsupported(
                     &kind_path,
                     format!(
-                        "{kind_path} {other:?} is not supported by this version: messages hold text"
+                        "{kind_path} {:?} is not supported by this version: messages hold text",
+                        echo(other)
                     ),
                 ));
             }
@@ -249,6 +272,11 @@ const REFUSED: &[Refused] = &[
     refused("documents", Neutral::Empty, "put them into the messages"),
 ];
 
+const REFUSED_IN_MESSAGES: &[Refused] = &[
+    refused("function_call", Neutral::Never, "use tool_calls"),
+    refused("audio", Neutral::Never, "messages hold text"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,6 +344,10 @@ mod tests {
             (
                 r#"[{"role": "assistant", "tool_calls": [{}]}]"#,
                 "messages[0].tool_calls[0].function.arguments",
+            ),
+            (
+                r#"[{"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}]"#,
+                "messages[0].function_call",
             ),
             (
                 r#"[{"role": "assistant", "tool_calls": [5]}]"#,

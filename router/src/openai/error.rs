@@ -9,6 +9,12 @@ use crate::run::RunFailure;
 /// Seconds of `Retry-After` where nobody knows better.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
+/// Bytes of a message. Templates and tokenizers speak in words of their own, which may hold all that the client sent.
+const LONGEST_MESSAGE: usize = 1024;
+
+/// Bytes of a client's text that a message repeats.
+const LONGEST_ECHO: usize = 100;
+
 /// What a client is told instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -28,7 +34,7 @@ impl ApiError {
     fn new(status: u16, message: String) -> Self {
         Self {
             status,
-            message,
+            message: shortened(message, LONGEST_MESSAGE),
             param: None,
             code: None,
             retry_after_seconds: matches!(status, 429 | 503).then_some(RETRY_AFTER_SECONDS),
@@ -59,6 +65,7 @@ impl ApiError {
         } else {
             format!("served are: {}", served.join(", "))
         };
+        let model = echo(model);
         let mut error = Self::new(404, format!("the model {model:?} does not exist; {served}"));
         error.param = Some("model".to_owned());
         error.with_code("model_not_found")
@@ -66,12 +73,14 @@ impl ApiError {
 
     /// 404: no such route.
     pub fn unknown_route(method: &str, path: &str) -> Self {
+        let (method, path) = (echo(method), echo(path));
         Self::new(404, format!("unknown route {method} {path}: see /v1/models, /v1/chat/completions, /v1/completions"))
             .with_code("unknown_url")
     }
 
     /// 405: the route exists for other methods.
     pub fn method_not_allowed(method: &str, path: &str) -> Self {
+        let (method, path) = (echo(method), echo(path));
         Self::new(
             405,
             format!("{path} does not take {method}: the allow header says what it takes"),
@@ -97,13 +106,29 @@ impl ApiError {
         .with_code("request_too_large")
     }
 
-    /// 429: the router serves as many requests as it may.
-    pub fn too_many_requests(limit: usize) -> Self {
-        Self::new(
-            429,
-            format!("{limit} requests are in flight, which is this router's limit: try again"),
+    /// 401: no key that this router knows. Never repeats what was sent.
+    pub fn unauthorized(message: &'static str) -> Self {
+        Self::new(401, message.to_owned()).with_code("invalid_api_key")
+    }
+
+    /// 429: the key has used up what it may use. `retry_after` is in whole seconds, at least 1.
+    pub fn rate_limited(message: String, retry_after: u64) -> Self {
+        let mut error = Self::new(429, message).with_code("rate_limit_exceeded");
+        error.retry_after_seconds = Some(retry_after.max(RETRY_AFTER_SECONDS));
+        error
+    }
+
+    /// 503: the router is at one of its limits, which the message names.
+    pub fn overloaded(message: impl Into<String>) -> Self {
+        Self::unavailable(message, "overloaded")
+    }
+
+    /// 503: the router ends. Another one, or its successor, takes the request.
+    pub fn shutting_down() -> Self {
+        Self::unavailable(
+            "this router is shutting down: send the request again",
+            "shutting_down",
         )
-        .with_code("too_many_requests")
     }
 
     /// 500: a fault of ours.
@@ -121,15 +146,9 @@ impl ApiError {
         self
     }
 
-    /// OpenAI's word for the class of error, by status.
+    /// OpenAI's word for the class of error.
     pub fn kind(&self) -> &'static str {
-        match self.status {
-            401 => "authentication_error",
-            403 => "permission_error",
-            429 => "rate_limit_error",
-            400..=499 => "invalid_request_error",
-            _ => "server_error",
-        }
+        kind(self.status)
     }
 
     /// The body: always an object with all four members.
@@ -143,6 +162,38 @@ impl ApiError {
             },
         }
     }
+}
+
+/// OpenAI's word for the class of error, by status.
+pub fn kind(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        _ => "server_error",
+    }
+}
+
+/// A client's text as a message may repeat it.
+pub fn echo(text: &str) -> Cow<'_, str> {
+    if text.len() <= LONGEST_ECHO {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(shortened(text.to_owned(), LONGEST_ECHO))
+}
+
+/// At most `longest` bytes and a mark that something is missing.
+fn shortened(mut text: String, longest: usize) -> String {
+    if text.len() > longest {
+        let mut end = longest;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl From<RunFailure> for ApiError {
@@ -214,6 +265,29 @@ mod tests {
         assert_eq!(failure(503, Some(7)), Some(7));
         assert_eq!(failure(429, Some(2)), Some(2));
         assert_eq!(failure(500, Some(2)), None);
-        assert_eq!(ApiError::too_many_requests(1).retry_after_seconds, Some(1));
+        assert_eq!(ApiError::overloaded("full").retry_after_seconds, Some(1));
+        assert_eq!(
+            ApiError::rate_limited(String::new(), 0).retry_after_seconds,
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn no_message_repeats_more_than_a_little_of_what_a_client_sent() {
+        let long = "é".repeat(1 << 20);
+        for error in [
+            ApiError::model_not_found(&long, &["m".into()]),
+            ApiError::unknown_route(&long, &long),
+            ApiError::method_not_allowed("GET", &long),
+        ] {
+            assert!(error.message.len() < 400, "{}", error.message.len());
+            assert!(error.message.contains('…'));
+        }
+        let error = ApiError::model_not_found(&long, &["m".into()]);
+        assert!(error.message.ends_with("served are: m"), "{error}");
+        // Whoever made the message.
+        let error = ApiError::bad_request(format!("the template says {long}"));
+        assert!(error.message.len() <= LONGEST_MESSAGE + '…'.len_utf8());
+        assert_eq!(echo("short"), "short");
     }
 }

@@ -3,17 +3,27 @@
 use baton_protocol::wire;
 use serde_json::Value;
 
-use super::error::ApiError;
-use super::field::{Object, mismatch, token_id, whole};
+use super::error::{ApiError, echo};
+use super::field::{Object, mismatch, token_id};
+use super::refused;
 
 /// More stop strings than OpenAI's four: other servers take them, and each costs one state per byte of output.
 const MAX_STOP_STRINGS: usize = 16;
+
+/// Bytes of one: each costs nine while the answer comes, and as many of the answer are held back.
+const LONGEST_STOP_STRING: usize = 1024;
+
+/// Each costs a comparison per token. Models have fewer ends.
+const MAX_STOP_TOKENS: usize = 256;
+
+/// Bytes of `cache_salt`: room for a name or a digest.
+const LONGEST_SALT: usize = 256;
 
 /// Alternatives beside each token, as OpenAI limits them for chat.
 pub const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// How a request wants its tokens, but for the prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
     /// As the client called it.
     pub model: String,
@@ -24,6 +34,8 @@ pub struct Parameters {
     pub min_p: f64,
     pub seed: Option<u64>,
     pub max_tokens: Option<u32>,
+    /// The name that `max_tokens` has in the request.
+    pub max_tokens_field: &'static str,
     pub min_tokens: u32,
     pub ignore_eos: bool,
     pub stop: Vec<String>,
@@ -49,7 +61,7 @@ impl Parameters {
                     "model is required: GET /v1/models lists what is served",
                 )
             })?;
-        for refused in REFUSED {
+        for refused in refused::ALWAYS {
             refused.check(body)?;
         }
         check_response_format(body)?;
@@ -82,6 +94,11 @@ impl Parameters {
             seed,
             // The newer name wins, as with OpenAI.
             max_tokens: max_completion_tokens.or(max_tokens),
+            max_tokens_field: if max_completion_tokens.is_some() {
+                "max_completion_tokens"
+            } else {
+                "max_tokens"
+            },
             min_tokens,
             ignore_eos: body.boolean("ignore_eos", false)?,
             stop: read_stop(body)?,
@@ -89,7 +106,7 @@ impl Parameters {
             logprobs: None,
             stream,
             include_usage: read_include_usage(body, stream)?,
-            cache_salt: body.string("cache_salt")?.unwrap_or_default(),
+            cache_salt: read_salt(body)?,
             priority: body
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
                 .and_then(|priority| i32::try_from(priority).ok())
@@ -120,15 +137,43 @@ impl Parameters {
     }
 }
 
-/// Any integer: its bits are the seed.
+/// A whole number from -2^63 to 2^64 - 1: its bits are the seed. Floats are taken too, which are whole from 2^53 on.
 fn read_seed(body: &mut Object) -> Result<Option<u64>, ApiError> {
     let Some(value) = body.take("seed") else {
         return Ok(None);
     };
-    match value.as_u64() {
-        Some(seed) => Ok(Some(seed)),
-        None => Ok(Some(whole(body.path_of("seed"), &value)?.cast_unsigned())),
+    let number = value
+        .as_f64()
+        .ok_or_else(|| mismatch("seed".into(), "a whole number", &value))?;
+    if let Some(seed) = value
+        .as_u64()
+        .or_else(|| value.as_i64().map(i64::cast_unsigned))
+    {
+        return Ok(Some(seed));
     }
+    if number.fract() != 0.0 {
+        return Err(mismatch("seed".into(), "a whole number", &value));
+    }
+    // Both bounds are powers of two, and so are exact as floats.
+    if (0.0..18_446_744_073_709_551_616.0).contains(&number) {
+        Ok(Some(number as u64))
+    } else if (-9_223_372_036_854_775_808.0..0.0).contains(&number) {
+        Ok(Some((number as i64).cast_unsigned()))
+    } else {
+        Err(ApiError::field(
+            "seed",
+            "seed must be from -9223372036854775808 to 18446744073709551615",
+        ))
+    }
+}
+
+fn read_salt(body: &mut Object) -> Result<String, ApiError> {
+    let salt = body.string("cache_salt")?.unwrap_or_default();
+    if salt.len() > LONGEST_SALT {
+        let message = format!("cache_salt must have at most {LONGEST_SALT} bytes");
+        return Err(ApiError::field("cache_salt", message));
+    }
+    Ok(salt)
 }
 
 fn read_stop(body: &mut Object) -> Result<Vec<String>, ApiError> {
@@ -157,6 +202,10 @@ fn read_stop(body: &mut Object) -> Result<Vec<String>, ApiError> {
         .into_iter()
         .enumerate()
         .map(|(index, item)| match item {
+            Value::String(text) if text.len() > LONGEST_STOP_STRING => Err(ApiError::field(
+                format!("stop[{index}]"),
+                format!("stop[{index}] must have at most {LONGEST_STOP_STRING} bytes"),
+            )),
             Value::String(text) if !text.is_empty() => Ok(text),
             Value::String(_) => Err(ApiError::field(
                 "stop",
@@ -169,6 +218,13 @@ fn read_stop(body: &mut Object) -> Result<Vec<String>, ApiError> {
 
 fn read_stop_token_ids(body: &mut Object) -> Result<Vec<u32>, ApiError> {
     let ids = body.array("stop_token_ids")?.unwrap_or_default();
+    if ids.len() > MAX_STOP_TOKENS {
+        let message = format!(
+            "stop_token_ids must hold at most {MAX_STOP_TOKENS} ids, found {}",
+            ids.len()
+        );
+        return Err(ApiError::field("stop_token_ids", message));
+    }
     ids.iter()
         .enumerate()
         .map(|(index, id)| token_id(format!("stop_token_ids[{index}]"), id))
@@ -185,6 +241,9 @@ fn read_include_usage(body: &mut Object, stream: bool) -> Result<bool, ApiError>
             "stream_options is only allowed when stream is true",
         ));
     }
+    for refused in refused::OF_STREAMS {
+        refused.check(&mut options)?;
+    }
     options.boolean("include_usage", false)
 }
 
@@ -197,7 +256,8 @@ fn check_response_format(body: &mut Object) -> Result<(), ApiError> {
         Some(other) => Err(ApiError::unsupported(
             "response_format.type",
             format!(
-                "response_format.type {other:?} is not supported by this version: answers are text"
+                "response_format.type {:?} is not supported by this version: answers are text",
+                echo(other)
             ),
         )),
         None => Err(ApiError::field(
@@ -206,114 +266,6 @@ fn check_response_format(body: &mut Object) -> Result<(), ApiError> {
         )),
     }
 }
-
-/// A field that would change the answer and that this version cannot honour, unless it says what is done anyway.
-pub(super) struct Refused {
-    name: &'static str,
-    neutral: Neutral,
-    instead: &'static str,
-}
-
-/// Values that ask for nothing. Absent and null always do.
-#[derive(Clone, Copy)]
-pub(super) enum Neutral {
-    Zero,
-    One,
-    False,
-    Empty,
-    /// No value at all.
-    Never,
-}
-
-impl Refused {
-    pub(super) fn check(&self, body: &mut Object) -> Result<(), ApiError> {
-        let Some(value) = body.take(self.name) else {
-            return Ok(());
-        };
-        let neutral = match (self.neutral, &value) {
-            (Neutral::Zero, Value::Number(number)) => number.as_f64() == Some(0.0),
-            (Neutral::One, Value::Number(number)) => number.as_f64() == Some(1.0),
-            (Neutral::False, Value::Bool(flag)) => !flag,
-            (Neutral::Empty, Value::Array(items)) => items.is_empty(),
-            (Neutral::Empty, Value::Object(members)) => members.is_empty(),
-            (Neutral::Empty, Value::String(text)) => text.is_empty(),
-            (Neutral::Never, _) => false,
-            (Neutral::Zero | Neutral::One, other) => {
-                return Err(mismatch(self.name.into(), "a number", other));
-            }
-            (Neutral::False, other) => {
-                return Err(mismatch(self.name.into(), "true or false", other));
-            }
-            (Neutral::Empty, other) => {
-                return Err(mismatch(self.name.into(), "an array or an object", other));
-            }
-        };
-        if neutral {
-            return Ok(());
-        }
-        Err(ApiError::unsupported(
-            self.name,
-            format!(
-                "{} is not supported by this version: {}",
-                self.name, self.instead
-            ),
-        ))
-    }
-}
-
-pub(super) const fn refused(
-    name: &'static str,
-    neutral: Neutral,
-    instead: &'static str,
-) -> Refused {
-    Refused {
-        name,
-        neutral,
-        instead,
-    }
-}
-
-const FREE_TEXT: &str = "answers are free text";
-const UNPENALISED: &str = "tokens are sampled without penalties";
-
-const REFUSED: &[Refused] = &[
-    refused("n", Neutral::One, "send one request for each choice"),
-    refused("best_of", Neutral::One, "send one request for each choice"),
-    refused("use_beam_search", Neutral::False, "use sampling"),
-    refused("echo", Neutral::False, "the answer holds only new text"),
-    refused(
-        "suffix",
-        Neutral::Empty,
-        "text is only continued at its end",
-    ),
-    refused("logit_bias", Neutral::Empty, "leave it out"),
-    refused("presence_penalty", Neutral::Zero, UNPENALISED),
-    refused("frequency_penalty", Neutral::Zero, UNPENALISED),
-    refused("repetition_penalty", Neutral::One, UNPENALISED),
-    refused(
-        "prompt_logprobs",
-        Neutral::Never,
-        "log-probabilities are reported for generated tokens",
-    ),
-    refused("bad_words", Neutral::Empty, "leave it out"),
-    refused("allowed_token_ids", Neutral::Never, "leave it out"),
-    refused("logits_processors", Neutral::Empty, "leave it out"),
-    refused("structured_outputs", Neutral::Never, FREE_TEXT),
-    refused("guided_json", Neutral::Never, FREE_TEXT),
-    refused("guided_regex", Neutral::Never, FREE_TEXT),
-    refused("guided_choice", Neutral::Never, FREE_TEXT),
-    refused("guided_grammar", Neutral::Never, FREE_TEXT),
-    refused(
-        "include_stop_str_in_output",
-        Neutral::False,
-        "the stop string is left out of the answer",
-    ),
-    refused(
-        "truncate_prompt_tokens",
-        Neutral::Never,
-        "shorten the prompt yourself",
-    ),
-];
 
 #[cfg(test)]
 mod tests {
@@ -348,7 +300,8 @@ mod tests {
     fn harmless_fields_are_ignored_whatever_they_hold() {
         let fields = r#", "user": 5, "metadata": {"a": "b"}, "store": true, "service_tier": "flex", "made_up": [[]],
             "parallel_tool_calls": true, "reasoning_effort": "low", "n": 1, "best_of": 1, "echo": false, "suffix": null,
-            "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}"#;
+            "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0,
+            "skip_special_tokens": true, "spaces_between_special_tokens": true, "return_token_ids": false, "response_format": {"type": "text"}"#;
         assert_eq!(read(fields).unwrap(), read("").unwrap());
     }
 
@@ -366,6 +319,12 @@ mod tests {
             ("use_beam_search", "true"),
             ("guided_json", "{}"),
             ("allowed_token_ids", "[1]"),
+            ("skip_special_tokens", "false"),
+            ("detokenize", "false"),
+            ("return_token_ids", "true"),
+            ("typical_p", "0.5"),
+            ("prompt_embeds", "\"AAAA\""),
+            ("web_search_options", "{}"),
         ] {
             let error = read(&format!(", \"{field}\": {value}")).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field), "{error}");
@@ -384,6 +343,12 @@ mod tests {
         let error =
             read(r#", "response_format": {"type": "json_schema", "json_schema": {}}"#).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("response_format.type"));
+        let fields = r#", "stream": true, "stream_options": {"continuous_usage_stats": true}"#;
+        let error = read(fields).unwrap_err();
+        assert_eq!(
+            error.param.as_deref(),
+            Some("stream_options.continuous_usage_stats")
+        );
     }
 
     #[test]
@@ -399,6 +364,8 @@ mod tests {
             (r#", "min_p": 2"#, "min_p"),
             (r#", "seed": "7""#, "seed"),
             (r#", "seed": 1.5"#, "seed"),
+            (r#", "seed": 18446744073709551616"#, "seed"),
+            (r#", "seed": -1e30"#, "seed"),
             (r#", "max_tokens": 0"#, "max_tokens"),
             (r#", "max_completion_tokens": -1"#, "max_completion_tokens"),
             (r#", "max_tokens": "many""#, "max_tokens"),
@@ -443,12 +410,44 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_with_a_run_is_short() {
+        let text = |length: usize| "x".repeat(length);
+        for (fields, param) in [
+            (
+                format!(", \"stop\": [\"a\", \"{}\"]", text(LONGEST_STOP_STRING + 1)),
+                "stop[1]",
+            ),
+            (
+                format!(", \"stop_token_ids\": {:?}", vec![1; MAX_STOP_TOKENS + 1]),
+                "stop_token_ids",
+            ),
+            (
+                format!(", \"cache_salt\": \"{}\"", text(LONGEST_SALT + 1)),
+                "cache_salt",
+            ),
+        ] {
+            assert_eq!(read(&fields).unwrap_err().param.as_deref(), Some(param));
+        }
+        let longest = format!(
+            ", \"stop\": \"{}\", \"stop_token_ids\": {:?}, \"cache_salt\": \"{}\"",
+            text(LONGEST_STOP_STRING),
+            vec![1; MAX_STOP_TOKENS],
+            text(LONGEST_SALT)
+        );
+        assert_eq!(read(&longest).unwrap().cache_salt.len(), LONGEST_SALT);
+    }
+
+    #[test]
     fn seeds_of_any_integer_are_kept_apart() {
         let seed = |text: &str| read(&format!(", \"seed\": {text}")).unwrap().seed.unwrap();
         assert_eq!(seed("0"), 0);
         assert_eq!(seed("18446744073709551615"), u64::MAX);
         assert_eq!(seed("-1"), u64::MAX);
         assert_eq!(seed("-2"), u64::MAX - 1);
+        assert_eq!(seed("-9223372036854775808"), 1 << 63);
+        // As JavaScript writes what is larger than its exact integers.
+        assert_eq!(seed("1e18"), 1_000_000_000_000_000_000);
+        assert_eq!(seed("-1e18"), 1_000_000_000_000_000_000_u64.wrapping_neg());
     }
 
     #[test]

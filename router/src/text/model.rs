@@ -42,7 +42,11 @@ pub enum PromptError {
     #[error("the model's chat template does not show tool calls")]
     ToolCalls(String),
     #[error("the model's chat template refuses the messages: {0}")]
-    Template(#[from] TemplateError),
+    Refused(String),
+    #[error("the model's chat template cannot show these messages: {0}")]
+    Unshown(String),
+    #[error("the model's chat template is broken: {0}")]
+    Broken(String),
     #[error("the prompt cannot be tokenised: {0}")]
     Tokenizer(String),
 }
@@ -99,7 +103,11 @@ impl ModelText {
         {
             return Err(PromptError::ToolCalls(path));
         }
-        Ok(template.render(request, now)?)
+        template.render(request, now).map_err(|error| match error {
+            TemplateError::Refusal(words) => PromptError::Refused(words),
+            TemplateError::Request(words) => PromptError::Unshown(words),
+            TemplateError::Fault(words) => PromptError::Broken(words),
+        })
     }
 
     /// Tokens of a text. With `add_special_tokens` it begins as the model's sequences do.

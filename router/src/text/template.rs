@@ -1,15 +1,14 @@
 //! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it.
 
-use std::io;
-
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
+use super::python_json::to_json;
 use crate::openai::chat::ChatRequest;
 
 /// What a worker serves under the digest of its chat template.
@@ -37,10 +36,24 @@ pub struct ChatTemplate {
     shows_developer: bool,
 }
 
-/// A template that does not compile, or refuses the messages. Carries the template's own words.
+/// A template that does not compile or cannot be rendered. Carries the template's own words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// It called `raise_exception`: these messages are not what the model was trained on.
+    #[error("{0}")]
+    Refusal(String),
+    /// It could not be rendered for these messages, or with these arguments; others pass.
+    #[error("{0}")]
+    Request(String),
+    /// It is broken: the fault is the model's.
+    #[error("{0}")]
+    Fault(String),
+}
+
+/// Marks the error of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct TemplateError(String);
+#[error("the template refuses")]
+struct Raised;
 
 const NAME: &str = "chat";
 /// Variable with the time of the request, in seconds since the epoch.
@@ -53,7 +66,7 @@ impl ChatTemplate {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
-        environment.set_syntax(syntax.map_err(|error| readable(&error))?);
+        environment.set_syntax(syntax.map_err(|error| fault(&error))?);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_formatter(format_as_python);
         environment.add_function("raise_exception", raise_exception);
@@ -62,7 +75,7 @@ impl ChatTemplate {
         let source = without_training_marks(&artifact.chat_template);
         environment
             .add_template_owned(NAME, source)
-            .map_err(|error| readable(&error))?;
+            .map_err(|error| fault(&error))?;
         Ok(Self {
             environment,
             bos_token: artifact.bos_token.clone().unwrap_or_default(),
@@ -78,9 +91,43 @@ impl ChatTemplate {
     }
 
     /// The prompt of a chat. `now` is for templates that write the date.
+    ///
+    /// # Errors
+    /// The template refuses, or cannot be rendered.
     pub fn render(&self, request: &ChatRequest, now: Timestamp) -> Result<String, TemplateError> {
-        let mut context: Vec<(String, Value)> = request
-            .template_arguments
+        self.render_with(&request.template_arguments, request, now)
+            .map_err(|error| self.whose_fault(&error, now))
+    }
+
+    /// What failed for a request fails for every one where the template is broken: the simplest chat there is tells.
+    fn whose_fault(&self, error: &Error, now: Timestamp) -> TemplateError {
+        let unknown = [
+            ErrorKind::UnknownFilter,
+            ErrorKind::UnknownFunction,
+            ErrorKind::UnknownTest,
+            ErrorKind::SyntaxError,
+            ErrorKind::TemplateNotFound,
+        ];
+        if raised(error) {
+            TemplateError::Refusal(readable(error))
+        } else if unknown.contains(&error.kind()) {
+            fault(error)
+        } else {
+            let simplest = self.render_with(&serde_json::Map::new(), &ChatRequest::simplest(), now);
+            match simplest {
+                Err(broken) if !raised(&broken) => fault(error),
+                _ => TemplateError::Request(readable(error)),
+            }
+        }
+    }
+
+    fn render_with(
+        &self,
+        arguments: &serde_json::Map<String, serde_json::Value>,
+        request: &ChatRequest,
+        now: Timestamp,
+    ) -> Result<String, Error> {
+        let mut context: Vec<(String, Value)> = arguments
             .iter()
             .map(|(name, value)| (name.clone(), Value::from(Serde(value))))
             .collect();
@@ -114,7 +161,6 @@ impl ChatTemplate {
         self.environment
             .get_template(NAME)
             .and_then(|template| template.render(context))
-            .map_err(|error| readable(&error))
     }
 }
 
@@ -132,14 +178,29 @@ fn without_training_marks(template: &str) -> String {
     source
 }
 
-fn readable(error: &Error) -> TemplateError {
+fn fault(error: &Error) -> TemplateError {
+    TemplateError::Fault(readable(error))
+}
+
+fn raised(error: &Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if inner.is::<Raised>() {
+            return true;
+        }
+        source = inner.source();
+    }
+    false
+}
+
+fn readable(error: &Error) -> String {
     let detail = error
         .detail()
         .map_or_else(|| error.kind().to_string(), str::to_owned);
-    TemplateError(match error.line() {
+    match error.line() {
         Some(line) => format!("{detail} (line {line} of the chat template)"),
         None => detail,
-    })
+    }
 }
 
 /// Prints `None`, `True` and `False` as Python does.
@@ -161,7 +222,7 @@ fn format_as_python(
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
+    Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
 }
 
 fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
@@ -179,126 +240,6 @@ fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
         .map_err(invalid)?
         .to_zoned(TimeZone::UTC);
     jiff::fmt::strtime::format(format, &now).map_err(invalid)
-}
-
-/// As Python's `json.dumps(value, ensure_ascii=False)`, with `indent` and `separators` as that takes them.
-// The template engine hands over keyword arguments by value only.
-#[allow(clippy::needless_pass_by_value)]
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    // Taken and not needed: keys come sorted already, and text is never escaped to ASCII.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    let _: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "tojson: separators must be two strings",
-            ));
-        }
-        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
-        None => (", ".to_owned(), ": ".to_owned()),
-    };
-    let style = PythonStyle {
-        item,
-        key,
-        indent,
-        depth: 0,
-        empty: true,
-    };
-    let mut bytes = Vec::new();
-    let written = value.serialize(&mut serde_json::Serializer::with_formatter(
-        &mut bytes, style,
-    ));
-    let failed =
-        |error: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
-    written.map_err(|error| failed(error.to_string()))?;
-    String::from_utf8(bytes)
-        .map(Value::from)
-        .map_err(|error| failed(error.to_string()))
-}
-
-/// Separators and indentation of Python's `json`.
-struct PythonStyle {
-    item: String,
-    key: String,
-    indent: Option<usize>,
-    depth: usize,
-    empty: bool,
-}
-
-impl PythonStyle {
-    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.empty = true;
-        writer.write_all(bracket)
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if !self.empty {
-            self.line(writer)?;
-        }
-        self.empty = false;
-        writer.write_all(bracket)
-    }
-
-    fn item<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            writer.write_all(self.item.as_bytes())?;
-        }
-        self.empty = false;
-        self.line(writer)
-    }
-
-    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
-        let Some(indent) = self.indent else {
-            return Ok(());
-        };
-        writer.write_all(b"\n")?;
-        writer.write_all(" ".repeat(indent * self.depth).as_bytes())
-    }
-}
-
-impl serde_json::ser::Formatter for PythonStyle {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.item(writer, first)
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.item(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(self.key.as_bytes())
-    }
 }
 
 #[cfg(test)]
@@ -352,11 +293,26 @@ mod tests {
     #[test]
     fn a_refusal_of_the_template_is_told_in_its_own_words() {
         let template = "{% if messages[0].role != 'system' %}\n{{ raise_exception('a system message must come first') }}{% endif %}";
-        let error = render(template, HELLO).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "a system message must come first (line 2 of the chat template)"
-        );
+        let error = render(template, HELLO).unwrap_err();
+        let words = "a system message must come first (line 2 of the chat template)";
+        assert_eq!(error, TemplateError::Refusal(words.to_owned()));
+    }
+
+    #[test]
+    fn a_broken_template_is_told_from_messages_that_it_cannot_take() {
+        // Renders nothing at all.
+        let broken = render("{{ messages[0].content.nothing.further }}", HELLO).unwrap_err();
+        assert!(matches!(broken, TemplateError::Fault(_)), "{broken:?}");
+        // A filter that nobody has, on a way that only some chats take.
+        let template = "{% if messages | length > 1 %}{{ messages | no_such_filter }}{% endif %}";
+        let two = r#""messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]"#;
+        let broken = render(template, two).unwrap_err();
+        assert!(matches!(broken, TemplateError::Fault(_)), "{broken:?}");
+        assert_eq!(render(template, HELLO).unwrap(), "");
+        // An argument of a client's that the template cannot use.
+        let fields = format!(r#"{HELLO}, "chat_template_kwargs": {{"depth": "deep"}}"#);
+        let error = render("{% if depth %}{{ depth - 1 }}{% endif %}", &fields).unwrap_err();
+        assert!(matches!(error, TemplateError::Request(_)), "{error:?}");
     }
 
     #[test]

@@ -104,6 +104,19 @@ async fn requests_that_cannot_be_served_name_what_is_wrong() {
             (404, INVALID, None, Some("unknown_url")),
         ),
         (
+            Request::get("/v1/models/%ff").body(Body::empty()).unwrap(),
+            (400, INVALID, Some("model"), None),
+        ),
+        (
+            chat(&json!({"max_completion_tokens": 96})),
+            (
+                400,
+                INVALID,
+                Some("max_completion_tokens"),
+                Some("context_length_exceeded"),
+            ),
+        ),
+        (
             Request::get("/v1/models/nope").body(Body::empty()).unwrap(),
             (404, INVALID, Some("model"), Some("model_not_found")),
         ),
@@ -192,6 +205,46 @@ async fn a_template_that_refuses_the_messages_is_told_in_its_words() {
         "{}",
         reply.text
     );
+}
+
+#[tokio::test]
+async fn a_template_that_is_broken_is_our_fault() {
+    let mut setup = setup();
+    setup.scripted.artifacts = Some(Arc::new(artifacts("{{ messages | nothing }}")));
+    let reply = refused(
+        setup,
+        chat(&json!({})),
+        (500, "server_error", None, Some("model_unusable")),
+    )
+    .await;
+    assert!(reply.text.contains("template is broken"), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn no_error_repeats_what_is_long() {
+    let long = "x".repeat(100_000);
+    let mut setup = setup();
+    let template = "{{ raise_exception('not ' ~ messages[0].content) }}";
+    setup.scripted.artifacts = Some(Arc::new(artifacts(template)));
+    let (routes, _started) = setup.build();
+    for request in [
+        chat(&json!({"model": long})),
+        chat(&json!({"messages": [{"role": long, "content": "x"}]})),
+        chat(&json!({"messages": [{"role": "user", "content": [{"type": long}]}]})),
+        chat(&json!({"messages": [{"role": "user", "content": long}]})),
+        chat(&json!({"response_format": {"type": long}})),
+        post(&format!("/v1/{long}"), ""),
+        Request::get(format!("/v1/models/{long}"))
+            .body(Body::empty())
+            .unwrap(),
+        Request::delete(format!("/v1/models/{long}"))
+            .body(Body::empty())
+            .unwrap(),
+    ] {
+        let reply = Reply::read(routes.clone().oneshot(request).await.unwrap()).await;
+        assert!((400..500).contains(&reply.status), "{}", reply.status);
+        assert!(reply.text.len() < 1500, "{}", reply.text);
+    }
 }
 
 #[tokio::test]
@@ -293,29 +346,6 @@ async fn a_mode_that_nobody_knows_is_refused() {
         "{}",
         reply.text
     );
-}
-
-#[tokio::test]
-async fn requests_over_the_limit_are_told_to_try_again_and_a_finished_one_makes_room() {
-    let mut setup = Setup::new(Vec::new());
-    setup.config.max_in_flight = 1;
-    let (routes, mut started) = setup.build();
-    let first = tokio::spawn(routes.clone().oneshot(chat(&json!({}))));
-    let (_, sink) = started.recv().await.unwrap();
-    let reply = Reply::read(routes.clone().oneshot(chat(&json!({}))).await.unwrap()).await;
-    assert_eq!(
-        (reply.status, reply.header("retry-after")),
-        (429, Some("1"))
-    );
-    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
-    sink.events
-        .send(says("", Stop).pop().unwrap())
-        .await
-        .unwrap();
-    assert_eq!(first.await.unwrap().unwrap().status(), 200);
-    let again = tokio::spawn(routes.oneshot(chat(&json!({}))));
-    started.recv().await.unwrap();
-    again.abort();
 }
 
 #[tokio::test]

@@ -1,0 +1,175 @@
+//! Connections at a time. The one that has been idle longest makes room for a new one, so that idle clients cannot shut others out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Since when it is idle; numbers tell connections of the same moment apart.
+type Idleness = (Instant, u64);
+
+#[derive(Debug, Default)]
+struct State {
+    taken: usize,
+    arrivals: u64,
+    idle: BTreeMap<Idleness, CancellationToken>,
+}
+
+/// A bounded number of seats.
+#[derive(Debug)]
+pub struct Seats {
+    most: usize,
+    state: Mutex<State>,
+}
+
+/// A connection's seat. Idle until it is [`Seat::busy`]. Dropping it frees it.
+#[derive(Debug)]
+pub struct Seat {
+    seats: Arc<Seats>,
+    number: u64,
+    /// Cancelled when another connection takes the seat.
+    pub given_up: CancellationToken,
+    idle: Mutex<Option<Idleness>>,
+}
+
+/// A request that its connection serves. Dropping it leaves the connection idle.
+#[derive(Debug)]
+pub struct Busy(Arc<Seat>);
+
+impl Seats {
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            state: Mutex::default(),
+        })
+    }
+
+    /// A seat for a new connection, if need be that of an idle one. `None`: all are busy.
+    pub fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
+        let mut state = self.state.lock();
+        if state.taken >= self.most && !state.send_one_away() {
+            return None;
+        }
+        // Until the other has left, one more is taken than there are.
+        state.taken += 1;
+        state.arrivals += 1;
+        let seat = Seat {
+            seats: self.clone(),
+            number: state.arrivals,
+            given_up: CancellationToken::new(),
+            idle: Mutex::default(),
+        };
+        state.sit_idle(&seat);
+        Some(Arc::new(seat))
+    }
+
+    /// Closes the connection that is idle longest. False: none is.
+    pub fn send_one_away(&self) -> bool {
+        self.state.lock().send_one_away()
+    }
+
+    /// Closes every idle connection.
+    pub fn send_idle_away(&self) {
+        while self.send_one_away() {}
+    }
+}
+
+impl State {
+    fn send_one_away(&mut self) -> bool {
+        let Some((_, given_up)) = self.idle.pop_first() else {
+            return false;
+        };
+        given_up.cancel();
+        true
+    }
+
+    fn sit_idle(&mut self, seat: &Seat) {
+        let since = (Instant::now(), seat.number);
+        self.idle.insert(since, seat.given_up.clone());
+        *seat.idle.lock() = Some(since);
+    }
+
+    fn rise(&mut self, seat: &Seat) {
+        if let Some(since) = seat.idle.lock().take() {
+            self.idle.remove(&since);
+        }
+    }
+}
+
+impl Seat {
+    /// A request has come.
+    pub fn busy(self: &Arc<Self>) -> Busy {
+        self.seats.state.lock().rise(self);
+        Busy(self.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.seats.state.lock().sit_idle(&self.0);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.seats.state.lock();
+        state.rise(self);
+        state.taken = state.taken.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    async fn later() {
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_connection_that_is_idle_longest_gives_up_its_seat() {
+        let seats = Seats::new(3);
+        let first = seats.take().unwrap();
+        later().await;
+        let second = seats.take().unwrap();
+        later().await;
+        let third = seats.take().unwrap();
+        later().await;
+        // The first has served a request meanwhile, so it is not the one that is idle longest.
+        drop(first.busy());
+        later().await;
+        let fourth = seats.take().unwrap();
+        assert!(second.given_up.is_cancelled());
+        drop(second);
+        let _fifth = seats.take().unwrap();
+        assert!(third.given_up.is_cancelled());
+        assert!(!first.given_up.is_cancelled() && !fourth.given_up.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn busy_connections_are_not_sent_away() {
+        let seats = Seats::new(2);
+        let (one, other) = (seats.take().unwrap(), seats.take().unwrap());
+        let busy = (one.busy(), other.busy());
+        assert!(seats.take().is_none());
+        drop(busy.1);
+        assert!(seats.take().is_some());
+        assert!(other.given_up.is_cancelled() && !one.given_up.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_seat_is_free_when_its_connection_has_ended() {
+        let seats = Seats::new(1);
+        for _ in 0..3 {
+            let seat = seats.take().unwrap();
+            drop(seat.busy());
+            drop(seat);
+        }
+        let state = seats.state.lock();
+        assert_eq!((state.taken, state.idle.len()), (0, 0));
+    }
+}
