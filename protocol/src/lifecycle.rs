@@ -282,7 +282,7 @@ impl<T> Lifecycle<T> {
                 current: self.attempt,
             });
         }
-        if self.has(state) || self.deferred.iter().any(|early| early.state == state) {
+        if self.heard_of(state) {
             return Err(IllegalEvent::Repeated { state, attempt });
         }
         let alternatives = prerequisites(self.plan, state);
@@ -292,9 +292,14 @@ impl<T> Lifecycle<T> {
                 plan: self.plan,
             });
         }
+        if state == State::RouteSelected {
+            // An attempt is begun, with its plan; it cannot be reported.
+            return Err(IllegalEvent::Premature { state, attempt });
+        }
         if !self.met(&alternatives) {
-            // The end of a run is the router's own doing: nothing is on its way that could make it legal.
-            if state.is_terminal() || state == State::RouteSelected {
+            // The end of a run is the router's own doing, and before the first attempt nobody was asked for anything: nothing is
+            // on its way that could make it legal.
+            if state.is_terminal() || self.attempt == 0 {
                 return Err(IllegalEvent::Premature { state, attempt });
             }
             self.deferred.push(event);
@@ -303,6 +308,19 @@ impl<T> Lifecycle<T> {
         self.accept(event);
         self.accept_deferred();
         Ok(true)
+    }
+
+    /// Whether the state was reported, be it too early to be entered.
+    pub fn heard_of(&self, state: State) -> bool {
+        self.has(state) || self.deferred.iter().any(|early| early.state == state)
+    }
+
+    /// Whether [`Self::observe`] would enter `state` into the history of the attempt under way at once.
+    pub fn allows(&self, state: State) -> bool {
+        self.ended.is_none()
+            && state != State::RouteSelected
+            && !self.heard_of(state)
+            && self.met(&prerequisites(self.plan, state))
     }
 
     /// Early reports that still wait. In a run that completed, each of them is an illegal event.
@@ -342,5 +360,7 @@ impl<T> Lifecycle<T> {
     }
 }
 
+#[cfg(test)]
+mod histories;
 #[cfg(test)]
 mod tests;
