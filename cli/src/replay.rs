@@ -70,10 +70,13 @@ fn again(
     let mut differing = Vec::new();
     for record in records {
         let policy = digests.policy(&record.policy.digest)?.clone();
-        let coefficients = digests.coefficients(&record.coefficients)?;
-        let decision = decide(record, coefficients, &policy)
-            .map_err(|error| wrong_input(error.to_string()))?;
-        let differences = differences(record, &decision);
+        let mut differences = differing_fields(record, digests, &policy)?;
+        for (index, later) in record.later_records().enumerate() {
+            for mut difference in differing_fields(&later, digests, &policy)? {
+                difference.field = format!("laterDecisions[{index}].{}", difference.field);
+                differences.push(difference);
+            }
+        }
         if !differences.is_empty() {
             differing.push(Differing {
                 run: &record.run.0,
@@ -118,6 +121,18 @@ fn again(
     } else {
         Verdict::Bad
     })
+}
+
+/// Makes one decision again.
+fn differing_fields(
+    record: &DecisionRecord,
+    digests: &mut Digests,
+    policy: &Policy,
+) -> anyhow::Result<Vec<ReplayDifference>> {
+    let coefficients = digests.coefficients(&record.coefficients)?;
+    let decision =
+        decide(record, coefficients, policy).map_err(|error| wrong_input(error.to_string()))?;
+    Ok(differences(record, &decision))
 }
 
 fn elsewhere(

@@ -75,6 +75,11 @@ impl FallbackBudget {
         Ok(())
     }
 
+    /// Recomputes under way on all workers.
+    pub fn running(&self) -> u32 {
+        self.running.values().sum()
+    }
+
     /// A granted recompute has ended, well or not.
     pub fn end(&mut self, worker: &WorkerId) {
         if let Some(running) = self.running.get_mut(worker) {
@@ -82,6 +87,14 @@ impl FallbackBudget {
             if *running == 0 {
                 self.running.remove(worker);
             }
+        }
+    }
+
+    /// A granted recompute was never begun: its worker refused it. It costs nothing.
+    pub fn refund(&mut self, worker: &WorkerId) {
+        self.end(worker);
+        if self.policy.max_percent < 100.0 {
+            self.tokens = (self.tokens + 1.0).min(MOST_SAVED);
         }
     }
 
@@ -128,6 +141,21 @@ mod tests {
             })
             .count();
         assert!((90..=115).contains(&granted), "{granted}");
+    }
+
+    #[test]
+    fn what_was_granted_and_not_begun_is_granted_again() {
+        let mut budget = FallbackBudget::new(policy(1, 10.0), 0.0);
+        let worker = WorkerId::from("d0");
+        for _ in 0..100 {
+            assert_eq!(budget.begin(&worker, 0.0), Ok(()));
+            budget.refund(&worker);
+        }
+        assert_eq!(budget.begin(&worker, 0.0), Ok(()));
+        assert_eq!(
+            budget.begin(&worker, 0.0),
+            Err(BudgetRefusal::Concurrent(1))
+        );
     }
 
     #[test]

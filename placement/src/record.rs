@@ -5,6 +5,7 @@
 //! More than 64 candidates are cut to the best 32 *before* the choice is made, keeping every one that any rule would take; the
 //! rest are counted in `filtered` (`ProvedWorse`, `NotRecorded`), and replay chooses among the same 32.
 
+mod later;
 mod life;
 mod made;
 
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use baton_protocol::ids::{RunId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use later::LaterDecision;
 pub use life::{Actual, ActualTerms, Fallback, RunOutcome, RunStatus, StateEntry};
 pub use made::RecordHead;
 
@@ -65,6 +67,9 @@ pub struct DecisionRecord {
     pub fallback: Option<Fallback>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<RunOutcome>,
+    /// Decisions of later attempts, oldest first; the fields above are the first one's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub later_decisions: Vec<LaterDecision>,
     /// Fields of a later release: kept when a record is read and written again.
     #[serde(flatten)]
     pub more: BTreeMap<String, serde_json::Value>,

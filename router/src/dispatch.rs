@@ -21,8 +21,8 @@ use std::sync::Arc;
 use baton_placement::fleet::WorkerState;
 use baton_placement::rng::Rng;
 use baton_protocol::ids::RunId;
-use baton_telemetry::tracer::Tracer;
 use baton_system::entropy::Entropy;
+use baton_telemetry::tracer::Tracer;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 

@@ -20,7 +20,7 @@ pub mod watch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -78,6 +78,8 @@ pub struct View {
     /// By the position that placement names.
     pub members: Vec<Member>,
     pub pairs: Arc<Pairs>,
+    /// How many changes it shows.
+    changes: u64,
     expires: Option<Moment>,
 }
 
@@ -114,7 +116,8 @@ pub struct Workers {
     inner: Mutex<Inner>,
     index: RwLock<ExactIndex>,
     view: ArcSwap<View>,
-    stale: AtomicBool,
+    /// Rises with everything that a view would show.
+    changes: AtomicU64,
     pub artifacts: Artifacts,
     learning: Arc<Learning>,
     metrics: Arc<Metrics>,
@@ -150,6 +153,7 @@ impl Workers {
             fleet: Arc::new(empty_fleet(&inner)),
             members: Vec::new(),
             pairs: inner.pairs.clone(),
+            changes: 0,
             expires: None,
         };
         Self {
@@ -159,7 +163,7 @@ impl Workers {
             inner: Mutex::new(inner),
             index: RwLock::default(),
             view: ArcSwap::from_pointee(view),
-            stale: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
             artifacts,
             learning,
             metrics,
@@ -170,11 +174,26 @@ impl Workers {
     pub fn view(&self) -> Arc<View> {
         let now = self.clock.now();
         let current = self.view.load();
-        let expired = current.expires.is_some_and(|expires| now >= expires);
-        if !self.stale.swap(false, Ordering::AcqRel) && !expired {
+        if self.is_current(&current, now) {
             return current.clone();
         }
         self.make_view(now)
+    }
+
+    fn is_current(&self, view: &View, now: Moment) -> bool {
+        view.changes == self.changes.load(Ordering::Acquire)
+            && view.expires.is_none_or(|expires| now < expires)
+    }
+
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What this router has sent to workers and no report counts yet, and the bytes that its runs will still move: how many of
+    /// each. None of an idle router's.
+    pub fn outstanding(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.own.len(), inner.promises.len())
     }
 
     /// What each worker holds of a prompt, and the hash of its first block.
@@ -217,7 +236,7 @@ impl Workers {
             .tracked
             .insert(id.clone(), Tracked::new(id.clone(), slot));
         inner.clients.insert(id.clone(), client);
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     /// A worker is no longer listed.
@@ -229,7 +248,7 @@ impl Workers {
             inner.free_slots.push(tracked.slot);
         }
         inner.judge_pairs();
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     pub(crate) fn connected(&self, id: &WorkerId) {
@@ -237,22 +256,22 @@ impl Workers {
         if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
             tracked.connected(now);
         }
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     pub(crate) fn disconnected(&self, id: &WorkerId) {
         if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
             tracked.disconnected();
         }
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
-    /// What the worker's last stream brought cannot be used: the next one resumes from nothing.
-    pub(crate) fn start_anew(&self, id: &WorkerId) {
+    /// What keeps a worker from being of full use, for `GET /v1/fleet`; none: nothing any more.
+    pub(crate) fn complain_of(&self, id: &WorkerId, trouble: Option<String>) {
         if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
-            tracked.start_anew(&mut *self.index.write());
+            tracked.trouble = trouble;
         }
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     pub(crate) fn resume(&self, id: &WorkerId) -> Option<state::Resume> {
@@ -283,7 +302,7 @@ impl Workers {
             }
             _ => {}
         }
-        self.stale.store(true, Ordering::Release);
+        self.changed();
         result
     }
 
@@ -299,7 +318,7 @@ impl Workers {
             .lock()
             .own
             .dispatch(worker, incarnation, dispatch);
-        self.stale.store(true, Ordering::Release);
+        self.changed();
         ticket
     }
 
@@ -316,12 +335,12 @@ impl Workers {
                 .own
                 .reported(worker, card.incarnation, load.load_sequence);
         }
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     pub fn ended(&self, ticket: Ticket) {
         self.inner.lock().own.ended(ticket);
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     /// Bytes that a run will move.
@@ -330,18 +349,18 @@ impl Workers {
         let ticket = PromiseTicket(inner.next_promise);
         inner.next_promise += 1;
         inner.promises.insert(ticket, promise);
-        self.stale.store(true, Ordering::Release);
+        self.changed();
         ticket
     }
 
     pub fn moved(&self, ticket: PromiseTicket) {
         self.inner.lock().promises.remove(&ticket);
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     /// What was learnt elsewhere has changed: breakers, link fits.
     pub fn learnt_more(&self) {
-        self.stale.store(true, Ordering::Release);
+        self.changed();
     }
 
     /// Runs `read` on what is known of each worker.
@@ -354,9 +373,17 @@ impl Workers {
     }
 
     fn make_view(&self, now: Moment) -> Arc<View> {
-        let learnt = self.learning.learnt(now);
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        // Before anything is read: what changes from here on is shown by the next one.
+        let changes = self.changes.load(Ordering::Acquire);
+        let current = self.view.load();
+        if self.is_current(&current, now) {
+            // Somebody else made it while this one waited for the lock.
+            return current.clone();
+        }
+        // Under the lock too, so that an older reading never replaces a newer one.
+        let learnt = self.learning.learnt(now);
         inner.version += 1;
         let known: Vec<(&Tracked, &Arc<Card>)> = inner
             .tracked
@@ -430,6 +457,7 @@ impl Workers {
             fleet: Arc::new(fleet),
             members,
             pairs: inner.pairs.clone(),
+            changes,
             expires: silent.filter(|at| *at > now).chain(breaker).min(),
         });
         // Under the lock, so that an older picture never replaces a newer one.

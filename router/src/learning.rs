@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use baton_placement::breaker::{Breaker, TransferResult};
+use baton_placement::breaker::{Breaker, Pass, TransferResult};
 use baton_placement::budget::{BudgetRefusal, FallbackBudget};
 use baton_placement::calibration::{self, LinkCalibrator};
 use baton_placement::coefficients::{LinkCoefficients, LinkName, WorkerCoefficients};
@@ -134,16 +134,24 @@ impl Learning {
         }
     }
 
-    /// A run is about to use the link: takes the probe of one that is half-open. False: another run probes it already.
-    pub fn try_use(&self, used: &LinkUse, policy: &Policy, now: Moment) -> bool {
+    /// A run is about to use the link: takes the probe of one that is half-open. `None`: another run probes it already. What is
+    /// given comes back with [`Self::moved`], [`Self::transfer_failed`] or [`Self::give_back`].
+    pub fn try_use(&self, used: &LinkUse, policy: &Policy, now: Moment) -> Option<Pass> {
         let mut inner = self.inner.lock();
         let breaker = &mut inner.link(used, policy).breaker;
         breaker.set_policy(policy.topology.breaker);
         breaker.try_use(now.milliseconds())
     }
 
-    /// A transfer was made.
-    pub fn moved(&self, used: &LinkUse, moved: Moved, policy: &Policy, now: Moment) {
+    /// A run has ended that found out nothing about the link.
+    pub fn give_back(&self, used: &LinkUse, pass: Pass) {
+        if let Some(link) = self.inner.lock().links.get_mut(&used.name()) {
+            link.breaker.give_back(pass);
+        }
+    }
+
+    /// A transfer was made. `pass` is what [`Self::try_use`] gave for this link; for one that no run asked for, `Free`.
+    pub fn moved(&self, used: &LinkUse, moved: Moved, pass: Pass, policy: &Policy, now: Moment) {
         let mut inner = self.inner.lock();
         let link = inner.link(used, policy);
         if moved.blocks == 0 {
@@ -152,7 +160,7 @@ impl Learning {
                 actual: 0.0,
                 expected: 0.0,
             };
-            return link.breaker.observe(done, now.milliseconds());
+            return link.breaker.observe(done, pass, now.milliseconds());
         }
         let last = moved.last_blocks.clamp(1, moved.blocks);
         let bytes = moved.bytes / u64::from(moved.blocks) * u64::from(last);
@@ -164,7 +172,7 @@ impl Learning {
                 .predict(moved.bytes, moved.blocks)
                 .max(SHORTEST_SLOW),
         };
-        link.breaker.observe(done, now.milliseconds());
+        link.breaker.observe(done, pass, now.milliseconds());
         link.calibrator
             .observe(bytes, last, moved.exposed_milliseconds);
         link.calibrator
@@ -173,12 +181,12 @@ impl Learning {
     }
 
     /// A transfer failed for a reason that speaks against the link.
-    pub fn transfer_failed(&self, used: &LinkUse, policy: &Policy, now: Moment) {
+    pub fn transfer_failed(&self, used: &LinkUse, pass: Pass, policy: &Policy, now: Moment) {
         let mut inner = self.inner.lock();
         inner
             .link(used, policy)
             .breaker
-            .observe(TransferResult::Failed, now.milliseconds());
+            .observe(TransferResult::Failed, pass, now.milliseconds());
     }
 
     /// E[osl] of a policy's model, not yet bounded by the request.
@@ -227,9 +235,22 @@ impl Learning {
             .begin(worker, now.milliseconds())
     }
 
+    /// Recomputes under way, of all policies.
+    pub fn recomputes(&self) -> u32 {
+        let inner = self.inner.lock();
+        inner.budgets.values().map(FallbackBudget::running).sum()
+    }
+
     pub fn recompute_ended(&self, worker: &WorkerId, policy: &Policy) {
         if let Some(budget) = self.inner.lock().budgets.get_mut(&policy.name) {
             budget.end(worker);
+        }
+    }
+
+    /// Its worker refused the recompute: it was not begun and costs nothing.
+    pub fn recompute_refused(&self, worker: &WorkerId, policy: &Policy) {
+        if let Some(budget) = self.inner.lock().budgets.get_mut(&policy.name) {
+            budget.refund(worker);
         }
     }
 
@@ -285,15 +306,16 @@ mod tests {
         let learning = Learning::default();
         let (policy, mut now) = (policy(), Moment(1_000_000));
         for _ in 0..policy.topology.breaker.failures {
-            learning.transfer_failed(&used(), &policy, now);
+            learning.transfer_failed(&used(), Pass::Free, &policy, now);
         }
         assert_eq!(learning.learnt(now).links[0].breaker, BreakerState::Open);
-        assert!(!learning.try_use(&used(), &policy, now));
+        assert_eq!(learning.try_use(&used(), &policy, now), None);
         now = Moment(now.0 + 11_000_000);
         assert_eq!(learning.link_counts(now).half_open, 1);
-        assert!(learning.try_use(&used(), &policy, now));
-        assert!(
-            !learning.try_use(&used(), &policy, now),
+        let probe = learning.try_use(&used(), &policy, now).unwrap();
+        assert_eq!(
+            learning.try_use(&used(), &policy, now),
+            None,
             "one probe at a time"
         );
         let moved = Moved {
@@ -303,7 +325,9 @@ mod tests {
             exposed_milliseconds: 1.0,
             synchronization_milliseconds: 0.5,
         };
-        learning.moved(&used(), moved, &policy, now);
+        learning.moved(&used(), moved, Pass::Free, &policy, now);
+        assert_eq!(learning.link_counts(now).open, 1, "a run that began before");
+        learning.moved(&used(), moved, probe, &policy, now);
         assert_eq!(learning.link_counts(now).closed, 1);
     }
 
@@ -320,7 +344,7 @@ mod tests {
                     exposed_milliseconds,
                     synchronization_milliseconds: 0.5,
                 };
-                learning.moved(&used(), moved, &policy, now);
+                learning.moved(&used(), moved, Pass::Free, &policy, now);
             }
             assert_eq!(learning.link_counts(now).open, open, "{bytes} bytes");
         }
@@ -330,7 +354,7 @@ mod tests {
     fn transfers_replace_the_prior() {
         let learning = Learning::default();
         let (policy, now) = (policy(), Moment(0));
-        assert!(learning.try_use(&used(), &policy, now));
+        assert!(learning.try_use(&used(), &policy, now).is_some());
         assert!(learning.learnt(now).links[0].coefficients.is_none());
         for blocks in 1..100_u32 {
             let bytes = u64::from(blocks) << 18;
@@ -343,7 +367,7 @@ mod tests {
                 exposed_milliseconds,
                 synchronization_milliseconds: 0.5,
             };
-            learning.moved(&used(), moved, &policy, now);
+            learning.moved(&used(), moved, Pass::Free, &policy, now);
         }
         let fitted = learning.learnt(now).links[0].coefficients.unwrap();
         let predicted = fitted.alpha + fitted.per_byte * 1e7 + fitted.per_descriptor * 38.0;

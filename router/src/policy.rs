@@ -72,6 +72,8 @@ pub enum PolicyFileError {
         first: String,
         second: String,
     },
+    #[error("policy file {path} names policy {name} twice: give each policy its own name")]
+    SameName { path: PathBuf, name: String },
     #[error("policy file {path} holds no policy: add one")]
     Empty { path: PathBuf },
 }
@@ -102,6 +104,12 @@ impl PolicySet {
                 path: path.to_owned(),
                 source,
             })?;
+            if set.policies.iter().any(|other| other.name == policy.name) {
+                return Err(PolicyFileError::SameName {
+                    path: path.to_owned(),
+                    name: policy.name,
+                });
+            }
             let old = before.policies.iter().find(|old| old.name == policy.name);
             if policy.generation == 0 {
                 policy.generation = old.map_or(1, |old| old.generation);
@@ -143,6 +151,8 @@ impl PolicySet {
 pub struct InForce {
     pub set: Arc<PolicySet>,
     pub refused: Option<String>,
+    /// Because it could not be read.
+    unreadable: bool,
 }
 
 /// A policy file, read again when its contents change.
@@ -163,7 +173,7 @@ impl PolicyFile {
             clock,
             in_force: ArcSwap::from_pointee(InForce {
                 set: Arc::new(set),
-                refused: None,
+                ..InForce::default()
             }),
         };
         Ok((file, contents))
@@ -188,7 +198,8 @@ impl PolicyFile {
 
     fn look(&self, contents: &mut Vec<u8>) {
         let found = match read(&self.path) {
-            Ok(found) if found == *contents => return,
+            // It was looked at before; anew where it could not be read meanwhile, so that what is said of it is true again.
+            Ok(found) if found == *contents && !self.unreadable() => return,
             Ok(found) => found,
             Err(error) => return self.refuse(&error),
         };
@@ -204,12 +215,16 @@ impl PolicyFile {
                 }
                 self.in_force.store(Arc::new(InForce {
                     set: Arc::new(set),
-                    refused: None,
+                    ..InForce::default()
                 }));
             }
             Err(error) => self.refuse(&error),
         }
         *contents = found;
+    }
+
+    fn unreadable(&self) -> bool {
+        self.in_force().unreadable
     }
 
     fn refuse(&self, error: &PolicyFileError) {
@@ -221,6 +236,7 @@ impl PolicyFile {
         warn!("{reason}; the last good policies stay in force");
         self.in_force.store(Arc::new(InForce {
             set: before.set.clone(),
+            unreadable: matches!(error, PolicyFileError::Read { .. }),
             refused: Some(reason),
         }));
     }
@@ -303,6 +319,41 @@ mod tests {
         file.look(&mut contents);
         assert_eq!(file.in_force().refused, None);
         assert_eq!(file.in_force().set.of_model("m").unwrap().generation, 3);
+    }
+
+    #[test]
+    fn a_file_that_can_be_read_again_is_not_refused_any_more() {
+        let (_folder, file, mut contents) = open(CHAT);
+        std::fs::remove_file(&file.path).unwrap();
+        file.look(&mut contents);
+        let gone = file.in_force().refused.clone().unwrap();
+        assert!(gone.contains("not readable"), "{gone}");
+        std::fs::write(&file.path, CHAT).unwrap();
+        file.look(&mut contents);
+        assert_eq!(file.in_force().refused, None);
+        assert_eq!(file.in_force().set.of_model("m").unwrap().generation, 1);
+
+        // One that is refused for what it says stays so, as long as it says it.
+        std::fs::write(&file.path, "[]").unwrap();
+        for _ in 0..2 {
+            file.look(&mut contents);
+            let refused = file.in_force().refused.clone().unwrap();
+            assert!(refused.contains("holds no policy"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn policies_of_one_name_are_refused() {
+        let text = r#"[{"name":"chat","model":"m","decodePools":["d"]},
+            {"name":"chat","model":"n","decodePools":["d"]}]"#;
+        let parsed = PolicySet::parse(
+            Path::new("f"),
+            text.as_bytes(),
+            &PolicySet::default(),
+            Moment(0),
+        );
+        let error = parsed.unwrap_err().to_string();
+        assert!(error.contains("names policy chat twice"), "{error}");
     }
 
     #[test]

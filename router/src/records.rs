@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 
+use baton_placement::fleet::Fleet;
 use baton_placement::record::DecisionRecord;
 use baton_system::threads::Threads;
 use parking_lot::Mutex;
@@ -23,7 +24,7 @@ use crate::clock::Clock;
 use crate::learning::Learning;
 use crate::metrics::{EstimateLabels, Metrics};
 use build::Material;
-use files::{DigestFolder, RecordFiles, Rotation};
+use files::{DigestFolder, Lost, RecordFiles, Rotation};
 use recent::{Recent, RecentRecord};
 
 /// Runs whose record waits for the writer: two seconds of 2,000 requests a second, some tens of megabytes at most.
@@ -105,6 +106,7 @@ impl Records {
             learning,
             metrics: metrics.clone(),
             complained: false,
+            well: true,
         };
         let entrance = match threads {
             Threads::Absent => Entrance::Here(Box::new(writer)),
@@ -181,6 +183,8 @@ struct Writer {
     learning: Arc<Learning>,
     metrics: Arc<Metrics>,
     complained: bool,
+    /// Nothing has failed since the last flush.
+    well: bool,
 }
 
 impl Writer {
@@ -204,32 +208,57 @@ impl Writer {
     }
 
     fn keep(&mut self, material: Material) {
-        let written = self.write(material);
-        self.complain(written);
-    }
-
-    fn flush(&mut self) {
-        let flushed = self.files.flush();
-        self.complain(flushed);
-    }
-
-    fn write(&mut self, material: Material) -> io::Result<()> {
-        let fleet = material.fleet.clone();
+        let fleets: Vec<Arc<Fleet>> = std::iter::once(&material.fleet)
+            .chain(material.later.iter().map(|later| &later.fleet))
+            .cloned()
+            .collect();
         let policy = material.policy.clone();
         let record = build::record(material);
         self.compare(&record);
-        let json: Arc<str> = serde_json::to_string(&record)?.into();
+        let json: Arc<str> = match serde_json::to_string(&record) {
+            Ok(json) => json.into(),
+            Err(error) => {
+                return self.complain(Lost {
+                    records: 1,
+                    source: error.into(),
+                });
+            }
+        };
         self.recent.add(RecentRecord::new(&record, json.clone()));
-        if self.files.rotate(json.len() + 1, self.clock.now())? {
-            let oldest = self.files.oldest()?;
-            self.coefficients.next_file(oldest)?;
-            self.policies.next_file(oldest)?;
+        // Each by itself: what cannot be done for one reason must not cost the record that could be written.
+        match self.files.rotate(json.len() + 1, self.clock.now()) {
+            Ok(false) => {}
+            Ok(true) => {
+                let tidied = self.tidy();
+                self.check(tidied);
+            }
+            Err(lost) => self.complain(lost),
         }
-        self.coefficients
-            .store(&record.coefficients, fleet.coefficients.as_ref())?;
-        self.policies
-            .store(&record.policy.digest, policy.as_ref())?;
-        self.files.append(json.as_bytes())
+        for fleet in fleets {
+            let set = fleet.coefficients.as_ref();
+            let stored = self.coefficients.store(&fleet.coefficients_digest, set);
+            self.check(stored);
+        }
+        let stored = self.policies.store(&record.policy.digest, policy.as_ref());
+        self.check(stored);
+        let appended = self.files.append(json.as_bytes());
+        self.check(appended);
+    }
+
+    fn flush(&mut self) {
+        match self.files.flush() {
+            Ok(()) if self.well => self.complained = false,
+            Ok(()) => {}
+            Err(lost) => self.complain(lost),
+        }
+        self.well = true;
+    }
+
+    /// A new record file has begun.
+    fn tidy(&mut self) -> io::Result<()> {
+        let oldest = self.files.oldest()?;
+        self.coefficients.next_file(oldest)?;
+        self.policies.next_file(oldest)
     }
 
     /// How far off the estimate was.
@@ -246,15 +275,21 @@ impl Writer {
         }
     }
 
-    /// A full disk does not stop serving; it is said once until writing works again.
-    fn complain(&mut self, outcome: io::Result<()>) {
-        match outcome {
-            Ok(()) => self.complained = false,
-            Err(error) if !self.complained => {
-                warn!(%error, "decision records cannot be written: free space in the state folder");
-                self.complained = true;
-            }
-            Err(_) => {}
+    fn check(&mut self, outcome: Result<(), impl Into<Lost>>) {
+        if let Err(error) = outcome {
+            self.complain(error.into());
+        }
+    }
+
+    /// A full disk does not stop serving. What it costs is counted, and said once until everything can be written again.
+    fn complain(&mut self, lost: Lost) {
+        self.well = false;
+        self.metrics.record_overflow.inc_by(lost.records);
+        if !std::mem::replace(&mut self.complained, true) {
+            warn!(error = %lost, "decision records cannot be written: free space in the state folder");
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,7 @@ pub(crate) fn explanation(record: &DecisionRecord) -> Vec<String> {
     let mut lines = head(record);
     section(&mut lines, "candidates (milliseconds)", candidates(record));
     section(&mut lines, "what happened", states(record));
+    section(&mut lines, "placed again", later(record));
     section(
         &mut lines,
         "estimate beside actual (milliseconds)",
@@ -89,6 +90,22 @@ fn head(record: &DecisionRecord) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// One line for each attempt after the first that was placed anew.
+fn later(record: &DecisionRecord) -> Vec<String> {
+    let lines = record.later_decisions.iter().map(|decision| {
+        format!(
+            "attempt {}: {} · {} · {}",
+            decision.attempt,
+            decision
+                .chosen()
+                .map_or_else(|| "nowhere".to_owned(), plan_of),
+            decision.reason.word(),
+            decision.explanation
+        )
+    });
+    lines.collect()
 }
 
 fn candidates(record: &DecisionRecord) -> Vec<String> {

@@ -73,6 +73,7 @@ impl DecisionRecord {
             assurance: None,
             fallback: None,
             outcome: None,
+            later_decisions: Vec::new(),
             more: BTreeMap::new(),
         }
     }

@@ -9,10 +9,10 @@ use tracing::{info, warn};
 
 use super::drive::{Drive, Ending, Later};
 use super::progress::StateDetail;
-use crate::trace::spans::{self, About};
 use crate::clock::Moment;
 use crate::metrics::{DecisionLabels, PlanLabels, RunLabels};
 use crate::records::build::{LaterMaterial, Material};
+use crate::trace::spans::{self, About};
 
 impl Drive {
     pub(super) fn conclude(mut self, ending: &Ending) {

@@ -23,8 +23,8 @@ use super::planning::{Circumstances, Placed, is_final, no_plan, place_run, worke
 use super::progress::{Fallback, Progress};
 use crate::clock::Moment;
 use crate::metrics::{CauseLabels, ModelLabels, StateLabels};
-use crate::trace::{RunTrace, Search};
 use crate::run::{RunEvent, RunFailure, RunRequest, RunSink, Usage};
+use crate::trace::{RunTrace, Search};
 use prepare::Prepared;
 
 /// Between two looks at a fleet that has no prefill worker for a run that may wait for one.
@@ -268,7 +268,10 @@ impl Drive {
             since: self.searching_since,
             reason: placed.decision.reason.word(),
             candidates: placed.decision.candidates.len(),
-            estimate: placed.decision.chosen().map(|chosen| (chosen.mean, chosen.upper)),
+            estimate: placed
+                .decision
+                .chosen()
+                .map(|chosen| (chosen.mean, chosen.upper)),
         });
         let decision = &placed.decision;
         debug!(reason = ?decision.reason, "{}", decision.explanation);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_protocol::ids::RunId;
+use baton_protocol::ids::{OperationId, RunId};
 use baton_protocol::wire::{self, worker_client::WorkerClient};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
@@ -79,36 +79,54 @@ impl PrefillLeg {
     }
 }
 
-/// The next report of a leg: an event, or why there is none any more. Never resolves for a leg that is not open.
-pub(super) async fn next_decode(
-    leg: &mut Option<DecodeLeg>,
-) -> Result<wire::decode_event::Event, String> {
-    loop {
-        let Some(open) = leg else {
-            return std::future::pending().await;
-        };
-        match open.events.next().await {
-            Some(Ok(wire::DecodeEvent { event: Some(event) })) => return Ok(event),
-            // An event of a later version.
-            Some(Ok(wire::DecodeEvent { event: None })) => {}
-            ended => {
-                *leg = None;
-                return Err(end_text(ended.and_then(Result::err)));
-            }
-        }
+/// A stream whose messages hold an event, or none where it is of a later version.
+pub(super) trait Leg {
+    type Message;
+    type Event;
+
+    fn events(&mut self) -> &mut BoxStream<'static, Result<Self::Message, tonic::Status>>;
+
+    fn event(message: Self::Message) -> Option<Self::Event>;
+}
+
+impl Leg for DecodeLeg {
+    type Message = wire::DecodeEvent;
+    type Event = wire::decode_event::Event;
+
+    fn events(&mut self) -> &mut BoxStream<'static, Result<Self::Message, tonic::Status>> {
+        &mut self.events
+    }
+
+    fn event(message: Self::Message) -> Option<Self::Event> {
+        message.event
     }
 }
 
-pub(super) async fn next_prefill(
-    leg: &mut Option<PrefillLeg>,
-) -> Result<wire::prefill_event::Event, String> {
+impl Leg for PrefillLeg {
+    type Message = wire::PrefillEvent;
+    type Event = wire::prefill_event::Event;
+
+    fn events(&mut self) -> &mut BoxStream<'static, Result<Self::Message, tonic::Status>> {
+        &mut self.events
+    }
+
+    fn event(message: Self::Message) -> Option<Self::Event> {
+        message.event
+    }
+}
+
+/// The next report of a leg: an event, or why there is none any more. Never resolves for a leg that is not open.
+pub(super) async fn next<L: Leg>(leg: &mut Option<L>) -> Result<L::Event, String> {
     loop {
         let Some(open) = leg else {
             return std::future::pending().await;
         };
-        match open.events.next().await {
-            Some(Ok(wire::PrefillEvent { event: Some(event) })) => return Ok(event),
-            Some(Ok(wire::PrefillEvent { event: None })) => {}
+        match open.events().next().await {
+            Some(Ok(message)) => {
+                if let Some(event) = L::event(message) {
+                    return Ok(event);
+                }
+            }
             ended => {
                 *leg = None;
                 return Err(end_text(ended.and_then(Result::err)));
@@ -124,10 +142,23 @@ fn end_text(status: Option<tonic::Status>) -> String {
     )
 }
 
-/// Ends everything that a worker does for a run, and its leases. Idempotent.
-pub(super) async fn cancel(mut client: WorkerClient<Channel>, run: RunId) {
+/// What of a run is cancelled at a worker.
+#[derive(Clone, Debug)]
+pub(super) enum Cancelled {
+    /// Everything, and all its leases: there is no later attempt.
+    Run,
+    /// One operation and its lease: however late it arrives, it does not hit a later attempt.
+    Operation(OperationId),
+}
+
+/// Ends what a worker does for a run. Idempotent.
+pub(super) async fn cancel(mut client: WorkerClient<Channel>, run: RunId, cancelled: Cancelled) {
     let request = wire::CancelRequest {
         run: run.to_string(),
+        operation: match cancelled {
+            Cancelled::Run => String::new(),
+            Cancelled::Operation(operation) => operation.to_string(),
+        },
     };
     match tokio::time::timeout(CANCEL_WITHIN, client.cancel(request)).await {
         Ok(Ok(_)) => {}

@@ -57,7 +57,7 @@ pub(super) fn place_run(
     };
     let (hits, first) = shared.workers.hits(&view, &tokens, &request.cache_salt);
     let mut exclude = circumstances.excluded.to_vec();
-    exclude.extend(other_text(&view, handle));
+    exclude.extend(other_text(shared, &view, handle));
     let now = shared.clock.now();
     let placing = Request {
         tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
@@ -154,8 +154,14 @@ impl<'a> TextOf<'a> {
     }
 }
 
-/// The tokenizer and template of a policy's model: during a rollout, those of most of its workers.
-pub(super) fn text_of<'a>(view: &'a View, handle: &'a PolicyHandle) -> Option<TextOf<'a>> {
+/// The tokenizer and template of a policy's model: during a rollout, those of most of its workers. Those that could be fetched
+/// come first: others serve nobody.
+pub(super) fn text_of<'a>(
+    shared: &Shared,
+    view: &'a View,
+    handle: &'a PolicyHandle,
+) -> Option<TextOf<'a>> {
+    let artifacts = &shared.workers.artifacts;
     let mut counts: BTreeMap<TextOf<'_>, usize> = BTreeMap::new();
     for (_, member) in Dispatcher::members(view, handle) {
         if let Some(text) = TextOf::of(member) {
@@ -164,13 +170,20 @@ pub(super) fn text_of<'a>(view: &'a View, handle: &'a PolicyHandle) -> Option<Te
     }
     counts
         .into_iter()
-        .max_by_key(|(_, count)| *count)
+        .max_by_key(|(text, count)| {
+            let here = artifacts.has(text.tokenizer) && artifacts.has(text.chat_template);
+            (here, *count)
+        })
         .map(|(text, _)| text)
 }
 
 /// Workers to which the tokens of this prompt would mean another text.
-fn other_text<'a>(view: &'a View, handle: &'a PolicyHandle) -> impl Iterator<Item = WorkerId> {
-    let text = text_of(view, handle);
+fn other_text<'a>(
+    shared: &Shared,
+    view: &'a View,
+    handle: &'a PolicyHandle,
+) -> impl Iterator<Item = WorkerId> + use<'a> {
+    let text = text_of(shared, view, handle);
     Dispatcher::members(view, handle)
         .filter(move |(_, member)| TextOf::of(member) != text)
         .map(|(_, member)| member.id.clone())

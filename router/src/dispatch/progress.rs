@@ -135,7 +135,8 @@ impl Progress {
         }
     }
 
-    /// Takes a report about the attempt under way. An illegal one is counted and changes nothing.
+    /// Takes a report about the attempt under way. An illegal one is kept apart and changes no state; what it means for the run
+    /// is the attempt's to say.
     pub fn observe(&mut self, state: State, now: Moment, detail: StateDetail) {
         let event = Event {
             state,
@@ -146,6 +147,16 @@ impl Progress {
         if let Err(illegal) = self.lifecycle.observe(event) {
             self.illegal.push(illegal);
         }
+    }
+
+    /// Whether this state was reported, be it too early to be entered.
+    pub fn heard_of(&self, state: State) -> bool {
+        self.lifecycle.heard_of(state)
+    }
+
+    /// Whether this state may follow now.
+    pub fn allows(&self, state: State) -> bool {
+        self.lifecycle.allows(state)
     }
 
     pub fn has(&self, state: State) -> bool {

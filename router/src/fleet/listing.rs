@@ -109,7 +109,12 @@ pub fn workers(workers: &Workers) -> Vec<ListedWorker> {
                     running_sequences: load.map_or(0, |load| load.running_sequences),
                     queued_tokens: load.map_or(0, |load| load.queued_tokens),
                     report_age_milliseconds: load.map(|_| now.milliseconds_since(worker.load_at)),
-                    notices: card.map(|card| card.notices.clone()).unwrap_or_default(),
+                    notices: card
+                        .into_iter()
+                        .flat_map(|card| &card.notices)
+                        .chain(&worker.trouble)
+                        .cloned()
+                        .collect(),
                 }
             })
             .collect()

@@ -87,6 +87,10 @@ impl OwnLedger {
         sum
     }
 
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -99,6 +99,8 @@ pub struct Tracked {
     pub draining: bool,
     /// When the prefix index was last known to be in step.
     pub indexed_at: Moment,
+    /// What keeps it from being of full use, in a sentence.
+    pub trouble: Option<String>,
     connected: bool,
     heard: Moment,
     incarnation: Option<Incarnation>,
@@ -118,6 +120,7 @@ impl Tracked {
             coefficients: None,
             draining: false,
             indexed_at: Moment::default(),
+            trouble: None,
             connected: false,
             heard: Moment::default(),
             incarnation: None,
@@ -199,11 +202,6 @@ impl Tracked {
         self.load = None;
         self.draining = false;
         // Fitted on the same machine by the same program: the best prior until it publishes its own.
-        self.drop_index(index);
-    }
-
-    /// The next stream brings card and snapshot again.
-    pub fn start_anew(&mut self, index: &mut dyn PrefixIndex) {
         self.drop_index(index);
     }
 

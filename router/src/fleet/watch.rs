@@ -10,8 +10,9 @@ use baton_protocol::wire::{self, worker_client::WorkerClient};
 use baton_system::network::{Network, grpc};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
@@ -27,6 +28,12 @@ const PING_WITHIN: Duration = Duration::from_secs(3);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(50);
 /// A worker that comes back is seen within this.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(1);
+/// A stream on which nothing has come for so long is dead, whatever its connection says: the worker is lost after a third of it
+/// already, and may be heard again on a new one.
+const DEAF_AFTER: Duration = Duration::from_secs(3 * SILENCE.as_secs());
+/// Between two tries to fetch a tokenizer or template. A worker that cannot serve it now hardly can in a second.
+const FIRST_FETCH_BACK_OFF: Duration = Duration::from_millis(500);
+const LONGEST_FETCH_BACK_OFF: Duration = Duration::from_secs(30);
 /// A prompt of 128 K tokens is half a megabyte.
 const WINDOW: u32 = 4 << 20;
 
@@ -37,19 +44,15 @@ pub async fn supervise(
     network: Arc<dyn Network>,
     stop: CancellationToken,
 ) {
-    let mut tasks = JoinSet::new();
-    let mut followed: HashMap<WorkerId, (Listed, CancellationToken)> = HashMap::new();
+    let mut followed: HashMap<WorkerId, Followed> = HashMap::new();
     loop {
         let list = lists.borrow_and_update().clone();
-        followed.retain(|id, (listed, token)| {
-            let kept = list.contains(listed);
-            if !kept {
-                info!(worker = %id, "worker is no longer listed");
-                token.cancel();
-                workers.remove(id);
-            }
-            kept
-        });
+        for (id, gone) in followed.extract_if(|_, followed| !list.contains(&followed.listed)) {
+            info!(worker = %id, "worker is no longer listed");
+            // First its task: what an old stream still brings must not be taken for that of a worker of the same name.
+            gone.end().await;
+            workers.remove(&id);
+        }
         for listed in list {
             if followed.contains_key(&listed.name) {
                 continue;
@@ -59,8 +62,17 @@ pub async fn supervise(
                     let token = stop.child_token();
                     let client = WorkerClient::new(channel);
                     workers.add(&listed.name, client.clone());
-                    followed.insert(listed.name.clone(), (listed.clone(), token.clone()));
-                    tasks.spawn(follow(workers.clone(), listed.name, client, token));
+                    let task = follow(workers.clone(), listed.name.clone(), client, token.clone());
+                    let task = AbortOnDropHandle::new(tokio::spawn(task));
+                    let name = listed.name.clone();
+                    followed.insert(
+                        name,
+                        Followed {
+                            listed,
+                            stop: token,
+                            task,
+                        },
+                    );
                 }
                 Err(error) => {
                     warn!(worker = %listed.name, control = listed.control, %error, "address is unusable");
@@ -74,11 +86,28 @@ pub async fn supervise(
                 stop.cancelled().await;
                 break;
             },
-            // Tasks end only when they are told to; this keeps the set small.
-            Some(_) = tasks.join_next() => {}
         }
     }
-    while tasks.join_next().await.is_some() {}
+    for (_, followed) in followed {
+        followed.end().await;
+    }
+}
+
+/// A worker's entry, and the task that follows it.
+struct Followed {
+    listed: Listed,
+    stop: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Followed {
+    /// When it returns, the task does nothing any more.
+    async fn end(self) {
+        self.stop.cancel();
+        if let Err(error) = self.task.await {
+            warn!(worker = %self.listed.name, %error, "the task that followed the worker has failed");
+        }
+    }
 }
 
 fn channel(control: &str, network: &Arc<dyn Network>) -> Result<Channel, tonic::transport::Error> {
@@ -144,6 +173,9 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
     workers.connected(id);
     let mut useful = false;
     let mut fetch: Option<BoxFuture<'_, Result<(), ArtifactError>>> = None;
+    let mut fetched_again_in = FIRST_FETCH_BACK_OFF;
+    let mut deaf_at = Instant::now() + DEAF_AFTER;
+    let mut registered: Option<Arc<Card>> = None;
     loop {
         let event = tokio::select! {
             event = events.message() => event,
@@ -151,17 +183,26 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
                 Some(fetch) => fetch.await,
                 None => std::future::pending().await,
             } } => {
+                let failed = fetched.err().map(|error| error.to_string());
                 fetch = None;
-                match fetched {
-                    Ok(()) => workers.learnt_more(),
-                    Err(error) => {
-                        workers.start_anew(id);
-                        return ended(error.to_string(), false);
-                    }
+                // The worker serves all the same where its artifacts are known from another one; it is not given up for them.
+                if let (Some(error), Some(card)) = (&failed, &registered) {
+                    warn!(worker = %id, error, again_in_seconds = fetched_again_in.as_secs_f64(), "an artifact cannot be fetched");
+                    let again = fetch_artifacts(workers, client.clone(), card.clone());
+                    fetch = Some(Box::pin(async move {
+                        tokio::time::sleep(fetched_again_in).await;
+                        again.await
+                    }));
+                    fetched_again_in = (2 * fetched_again_in).min(LONGEST_FETCH_BACK_OFF);
                 }
+                workers.complain_of(id, failed);
                 continue;
             }
+            () = tokio::time::sleep_until(deaf_at) => {
+                return ended(format!("it said nothing for {} s", DEAF_AFTER.as_secs()), useful);
+            }
         };
+        deaf_at = Instant::now() + DEAF_AFTER;
         match event {
             Ok(Some(event)) => match workers.apply(id, event) {
                 Ok(change) => {
@@ -171,6 +212,8 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
                         for notice in &card.notices {
                             info!(worker = %id, notice);
                         }
+                        registered = Some(card.clone());
+                        fetched_again_in = FIRST_FETCH_BACK_OFF;
                         fetch = Some(Box::pin(fetch_artifacts(workers, client.clone(), card)));
                     }
                 }

@@ -20,22 +20,36 @@ pub struct Material {
     pub decision: Decision,
     /// The snapshot that was placed on.
     pub fleet: Arc<Fleet>,
+    /// Decisions of later attempts, oldest first.
+    pub later: Vec<LaterMaterial>,
     pub policy: Arc<Policy>,
     pub progress: Progress,
     pub outcome: RunOutcome,
 }
 
-/// The record. Later attempts show in its states; its candidates are those of the decision that was made first.
+/// A decision after the first, the attempt that it was made for, and the snapshot that it was made on.
+#[derive(Clone, Debug)]
+pub struct LaterMaterial {
+    pub attempt: u32,
+    pub decision: Decision,
+    pub fleet: Arc<Fleet>,
+}
+
+/// The record. Its own candidates are those of the decision that was made first.
 pub fn record(material: Material) -> DecisionRecord {
     let Material {
         head,
         decision,
         fleet,
+        later,
         progress,
         outcome,
         ..
     } = material;
     let mut record = DecisionRecord::new(head, &decision, &fleet);
+    for later in &later {
+        record.decided_later(later.attempt, &later.decision, &later.fleet);
+    }
     record.states = states(&progress);
     let dispatched = progress.attempt() > 0;
     let actual = &progress.actual;
@@ -80,4 +94,4 @@ fn states(progress: &Progress) -> Vec<StateEntry> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -27,12 +27,38 @@ impl Default for Rotation {
     }
 }
 
+/// Lines are written when this many bytes wait; the last line of them may be longer.
+const PENDING: usize = 64 << 10;
+
+/// The disk took less than it was given.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct Lost {
+    /// Records that are on no disk now.
+    pub records: u64,
+    pub source: io::Error,
+}
+
+impl From<io::Error> for Lost {
+    /// Something else than a record was lost.
+    fn from(source: io::Error) -> Self {
+        Self { records: 0, source }
+    }
+}
+
 /// The open file of a folder of record files.
+///
+/// A disk that is full loses the records that it had no room for, and no others: lines wait whole, and after half a one the next
+/// begins on a line of its own.
 #[derive(Debug)]
 pub struct RecordFiles {
     folder: PathBuf,
     rotation: Rotation,
-    file: BufWriter<File>,
+    file: File,
+    /// Whole lines.
+    pending: Vec<u8>,
+    /// The file ends within a line.
+    torn: bool,
     written: u64,
 }
 
@@ -44,29 +70,37 @@ impl RecordFiles {
             folder,
             rotation,
             file,
+            pending: Vec::new(),
+            torn: false,
             written: 0,
         };
         files.prune()?;
         Ok(files)
     }
 
-    /// Opens the next file where a line of this length would make the present one too long. True: it did.
-    pub fn rotate(&mut self, line: usize, now: Moment) -> io::Result<bool> {
+    /// Opens the next file where a line of this length would make the present one too long. True: it did. Where no file can be
+    /// opened, the present one goes on.
+    pub fn rotate(&mut self, line: usize, now: Moment) -> Result<bool, Lost> {
         let full = self.written > 0 && self.written + line as u64 > self.rotation.bytes;
         if full {
-            self.file.flush()?;
+            let flushed = self.flush();
             self.file = create(&self.folder, now)?;
+            self.torn = false;
             self.written = 0;
+            flushed?;
             self.prune()?;
         }
         Ok(full)
     }
 
-    /// Appends one line.
-    pub fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        self.file.write_all(line)?;
-        self.file.write_all(b"\n")?;
+    /// Appends one line, which holds no line end.
+    pub fn append(&mut self, line: &[u8]) -> Result<(), Lost> {
+        self.pending.extend_from_slice(line);
+        self.pending.push(b'\n');
         self.written += line.len() as u64 + 1;
+        if self.pending.len() >= PENDING {
+            return self.flush();
+        }
         Ok(())
     }
 
@@ -77,9 +111,36 @@ impl RecordFiles {
         Ok(stem.and_then(begun))
     }
 
-    /// Readers see all that was appended.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+    /// Readers see all that was appended, or it is lost.
+    pub fn flush(&mut self) -> Result<(), Lost> {
+        let (written, outcome) = self.write_pending();
+        if let Some(last) = written.checked_sub(1) {
+            self.torn = self.pending[last] != b'\n';
+        }
+        let lost = self.pending[written..].iter();
+        let records = lost.filter(|&&byte| byte == b'\n').count() as u64;
+        self.pending.clear();
+        outcome.map_err(|source| Lost { records, source })
+    }
+
+    /// Bytes of `pending` that are in the file now.
+    fn write_pending(&mut self) -> (usize, io::Result<()>) {
+        if self.torn && !self.pending.is_empty() {
+            if let Err(error) = self.file.write_all(b"\n") {
+                return (0, Err(error));
+            }
+            self.torn = false;
+        }
+        let mut written = 0;
+        while written < self.pending.len() {
+            match self.file.write(&self.pending[written..]) {
+                Ok(0) => return (written, Err(io::ErrorKind::WriteZero.into())),
+                Ok(bytes) => written += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return (written, Err(error)),
+            }
+        }
+        (written, Ok(()))
     }
 
     fn prune(&mut self) -> io::Result<()> {
@@ -90,17 +151,16 @@ impl RecordFiles {
 }
 
 /// Names sort by time.
-fn create(folder: &Path, now: Moment) -> io::Result<BufWriter<File>> {
+fn create(folder: &Path, now: Moment) -> io::Result<File> {
     let name: String = now
         .rfc3339()
         .chars()
         .filter(|letter| *letter != '-' && *letter != ':')
         .collect();
-    let file = OpenOptions::new()
+    OpenOptions::new()
         .create(true)
         .append(true)
-        .open(folder.join(format!("{name}.jsonl")))?;
-    Ok(BufWriter::new(file))
+        .open(folder.join(format!("{name}.jsonl")))
 }
 
 /// The time that a file's name says; none where somebody else named it.
@@ -220,6 +280,77 @@ mod tests {
         );
         let last = std::fs::read_to_string(folder.path().join("20251129T174505.000000Z.jsonl"));
         assert_eq!(last.unwrap(), "0123456789\n");
+    }
+
+    /// A folder whose file of second `second` is a disk without room.
+    fn full_at(folder: &Path, second: u64) {
+        let probe = tempfile::tempdir().unwrap();
+        create(probe.path(), Moment(second * 1_000_000)).unwrap();
+        let name = names(probe.path()).remove(0);
+        std::os::unix::fs::symlink("/dev/full", folder.join(name)).unwrap();
+    }
+
+    #[test]
+    fn a_full_disk_loses_what_it_has_no_room_for_and_says_how_many() {
+        let folder = tempfile::tempdir().unwrap();
+        full_at(folder.path(), 1);
+        let rotation = Rotation {
+            bytes: 20,
+            files: 9,
+        };
+        let at = |second: u64| Moment(second * 1_000_000);
+        let mut files = RecordFiles::open(folder.path().to_owned(), rotation, at(1)).unwrap();
+        files.append(b"1111").unwrap();
+        files.append(b"2222").unwrap();
+        let lost = files.flush().unwrap_err();
+        assert_eq!(lost.records, 2);
+        assert!(lost.to_string().contains("No space left"), "{lost}");
+        assert!(files.flush().is_ok(), "nothing waits any more");
+        // The next file has room. What waited for the full one is lost, what comes then is not.
+        files.append(b"3333333333").unwrap();
+        assert_eq!(files.rotate(10, at(2)).unwrap_err().records, 1);
+        files.append(b"4444444444").unwrap();
+        files.flush().unwrap();
+        let last = std::fs::read_to_string(folder.path().join("19700101T000002.000000Z.jsonl"));
+        assert_eq!(last.unwrap(), "4444444444\n");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_leaves_the_present_one_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let rotation = Rotation {
+            bytes: 20,
+            files: 9,
+        };
+        let at = |second: u64| Moment(second * 1_000_000);
+        let mut files = RecordFiles::open(folder.path().to_owned(), rotation, at(1)).unwrap();
+        // Its name is taken by a folder.
+        std::fs::create_dir(folder.path().join("19700101T000002.000000Z.jsonl")).unwrap();
+        for second in [1, 2, 2] {
+            let rotated = files.rotate(12, at(second));
+            assert_eq!(rotated.is_err(), second == 2);
+            files.append(b"012345678901").unwrap();
+        }
+        files.flush().unwrap();
+        let first = std::fs::read_to_string(folder.path().join("19700101T000001.000000Z.jsonl"));
+        assert_eq!(first.unwrap().lines().count(), 3);
+    }
+
+    #[test]
+    fn after_half_a_line_the_next_record_has_a_line_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = Moment(1_000_000);
+        let mut files =
+            RecordFiles::open(folder.path().to_owned(), Rotation::default(), at).unwrap();
+        files.append(b"half").unwrap();
+        // As after a write that took the first bytes only.
+        files.file.write_all(b"ha").unwrap();
+        files.pending.clear();
+        files.torn = true;
+        files.append(b"whole").unwrap();
+        files.flush().unwrap();
+        let text = std::fs::read_to_string(folder.path().join("19700101T000001.000000Z.jsonl"));
+        assert_eq!(text.unwrap(), "ha\nwhole\n");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::obedient;
+
 /// What a worker serves as its tokenizer and its template.
 pub(crate) const ARTIFACT: &[u8] = b"{}";
 
@@ -24,7 +26,57 @@ pub(crate) type DecodeScript =
     Box<dyn FnOnce(Streaming<wire::DecodeRequest>, Answers) -> BoxFuture<'static, ()> + Send>;
 
 /// Where a Decode script answers.
+#[derive(Clone)]
 pub(crate) struct Answers(mpsc::Sender<Result<wire::DecodeEvent, Status>>);
+
+/// A Decode call that a test answers step by step.
+pub(crate) struct OpenDecode {
+    pub(crate) requests: Streaming<wire::DecodeRequest>,
+    pub(crate) answers: Answers,
+}
+
+/// A Prefill call that a test answers step by step.
+pub(crate) struct OpenPrefill {
+    pub(crate) request: wire::PrefillRequest,
+    pub(crate) events: Reports,
+}
+
+/// Where the answers to a Prefill go.
+#[derive(Clone)]
+pub(crate) struct Reports(mpsc::Sender<Result<wire::PrefillEvent, Status>>);
+
+impl Reports {
+    pub(crate) async fn send(&self, event: prefill_event::Event) {
+        let _ = self
+            .0
+            .send(Ok(wire::PrefillEvent { event: Some(event) }))
+            .await;
+    }
+
+    /// Ends the stream with an error, as a process does that is killed.
+    pub(crate) async fn fail(&self) {
+        let _ = self.0.send(Err(Status::unavailable("killed"))).await;
+    }
+}
+
+/// What becomes of calls that no script is waiting for.
+enum Manner {
+    /// They are refused: the test expects none.
+    Strict,
+    /// They are served as a good worker serves them.
+    Obedient,
+    /// The test answers them.
+    Directed {
+        decodes: mpsc::UnboundedSender<OpenDecode>,
+        prefills: mpsc::UnboundedSender<OpenPrefill>,
+    },
+}
+
+/// Calls that the test answers.
+pub(crate) struct Calls {
+    pub(crate) decodes: mpsc::UnboundedReceiver<OpenDecode>,
+    pub(crate) prefills: mpsc::UnboundedReceiver<OpenPrefill>,
+}
 
 impl Answers {
     pub(crate) async fn send(&self, event: decode_event::Event) {
@@ -32,6 +84,11 @@ impl Answers {
             .0
             .send(Ok(wire::DecodeEvent { event: Some(event) }))
             .await;
+    }
+
+    /// Ends the stream with an error, as a process does that is killed.
+    pub(crate) async fn fail(&self) {
+        let _ = self.0.send(Err(Status::unavailable("killed"))).await;
     }
 
     /// The router has let go of the stream.
@@ -47,6 +104,9 @@ pub(crate) enum Seen {
     Watch(Option<u64>),
     Prefill(Box<wire::PrefillRequest>),
     Cancel(String),
+    /// Of one operation.
+    CancelOperation(String),
+    Artifact,
 }
 
 struct State {
@@ -54,6 +114,7 @@ struct State {
     artifact: Vec<u8>,
     decodes: Mutex<VecDeque<DecodeScript>>,
     prefills: Mutex<VecDeque<Vec<prefill_event::Event>>>,
+    manner: Mutex<Manner>,
     /// The open Watch stream.
     watch: Mutex<Option<mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>>>,
     seen: mpsc::UnboundedSender<Seen>,
@@ -82,6 +143,7 @@ impl Double {
             artifact: artifact.to_vec(),
             decodes: Mutex::default(),
             prefills: Mutex::default(),
+            manner: Mutex::new(Manner::Strict),
             watch: Mutex::default(),
             seen: sender,
             card,
@@ -116,6 +178,22 @@ impl Double {
     /// Scripts the next Prefill call.
     pub(crate) fn prefill(&self, events: Vec<prefill_event::Event>) {
         self.state.prefills.lock().unwrap().push_back(events);
+    }
+
+    /// From now on calls come to the test.
+    pub(crate) fn direct(&self) -> Calls {
+        let (decodes, decode_calls) = mpsc::unbounded_channel();
+        let (prefills, prefill_calls) = mpsc::unbounded_channel();
+        *self.state.manner.lock().unwrap() = Manner::Directed { decodes, prefills };
+        Calls {
+            decodes: decode_calls,
+            prefills: prefill_calls,
+        }
+    }
+
+    /// From now on calls are served.
+    pub(crate) fn obey(&self) {
+        *self.state.manner.lock().unwrap() = Manner::Obedient;
     }
 
     /// Sends an event on the open Watch stream.
@@ -182,10 +260,24 @@ impl Worker for Service {
         &self,
         request: Request<wire::PrefillRequest>,
     ) -> Result<Response<Self::PrefillStream>, Status> {
-        let _ = self
-            .0
-            .seen
-            .send(Seen::Prefill(Box::new(request.into_inner())));
+        let request = request.into_inner();
+        let _ = self.0.seen.send(Seen::Prefill(Box::new(request.clone())));
+        let (reports, events) = mpsc::channel(64);
+        match &*self.0.manner.lock().unwrap() {
+            Manner::Strict => {}
+            Manner::Obedient => {
+                tokio::spawn(obedient::prefill(request, Reports(reports)));
+                return Ok(Response::new(Box::pin(ReceiverStream::new(events))));
+            }
+            Manner::Directed { prefills, .. } => {
+                let reports = Reports(reports);
+                let _ = prefills.send(OpenPrefill {
+                    request,
+                    events: reports,
+                });
+                return Ok(Response::new(Box::pin(ReceiverStream::new(events))));
+            }
+        }
         let script = self.0.prefills.lock().unwrap().pop_front();
         let events = script.ok_or_else(|| Status::internal("no prefill is scripted"))?;
         let events = events
@@ -199,9 +291,20 @@ impl Worker for Service {
         request: Request<Streaming<wire::DecodeRequest>>,
     ) -> Result<Response<Self::DecodeStream>, Status> {
         let script = self.0.decodes.lock().unwrap().pop_front();
-        let script = script.ok_or_else(|| Status::internal("no decode is scripted"))?;
         let (answers, events) = mpsc::channel(64);
-        tokio::spawn(script(request.into_inner(), Answers(answers)));
+        let (requests, answers) = (request.into_inner(), Answers(answers));
+        match (script, &*self.0.manner.lock().unwrap()) {
+            (Some(script), _) => {
+                tokio::spawn(script(requests, answers));
+            }
+            (None, Manner::Strict) => return Err(Status::internal("no decode is scripted")),
+            (None, Manner::Obedient) => {
+                tokio::spawn(obedient::decode(requests, answers));
+            }
+            (None, Manner::Directed { decodes, .. }) => {
+                let _ = decodes.send(OpenDecode { requests, answers });
+            }
+        }
         Ok(Response::new(Box::pin(ReceiverStream::new(events))))
     }
 
@@ -209,7 +312,12 @@ impl Worker for Service {
         &self,
         request: Request<wire::CancelRequest>,
     ) -> Result<Response<wire::CancelReply>, Status> {
-        let _ = self.0.seen.send(Seen::Cancel(request.into_inner().run));
+        let request = request.into_inner();
+        let _ = self.0.seen.send(if request.operation.is_empty() {
+            Seen::Cancel(request.run)
+        } else {
+            Seen::CancelOperation(request.operation)
+        });
         Ok(Response::new(wire::CancelReply::default()))
     }
 
@@ -217,6 +325,7 @@ impl Worker for Service {
         &self,
         _: Request<wire::ArtifactRequest>,
     ) -> Result<Response<Self::ArtifactStream>, Status> {
+        let _ = self.0.seen.send(Seen::Artifact);
         let data = self.0.artifact.clone().into();
         let chunks = futures::stream::iter([Ok(wire::ArtifactChunk { data })]);
         Ok(Response::new(chunks.boxed()))

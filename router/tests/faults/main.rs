@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod double;
+mod obedient;
 mod router;
 #[path = "../../src/fleet/samples.rs"]
 mod samples;
+mod table;
 
+use baton_placement::fleet::WorkerState;
 use baton_placement::policy::{Overrides, Policy};
 use baton_protocol::card::Card;
 use baton_protocol::failure::FailureClass;
@@ -153,8 +156,14 @@ async fn kv_that_fails_its_check_is_recomputed_in_place_and_no_token_is_repeated
     };
     assert_eq!(request.skip_blocks, 1, "what the reader has is not moved");
     assert!(request.sample_first);
-    let cancelled = p.until(|seen| matches!(seen, Seen::Cancel(_))).await;
-    assert_eq!(cancelled, Seen::Cancel(run.clone()));
+    let cancelled = p
+        .until(|seen| matches!(seen, Seen::CancelOperation(_)))
+        .await;
+    assert_eq!(
+        cancelled,
+        Seen::CancelOperation(format!("{run}/1/prefill")),
+        "the run goes on elsewhere: only what is over is cancelled"
+    );
     let record = router.record(&run).await;
     assert_eq!(record.fallback.unwrap().cause, "checksum-mismatch");
     assert_eq!(record.states.last().unwrap().attempt, 2);
@@ -260,18 +269,49 @@ async fn a_hole_in_the_cache_events_is_counted_and_the_next_stream_starts_anew()
 }
 
 #[tokio::test]
-async fn an_artifact_that_is_not_what_its_digest_says_is_never_used() {
+async fn an_artifact_that_is_not_what_its_digest_says_is_never_used_and_its_worker_stays() {
     let mut d = Double::start(samples::card("d"), b"altered").await;
     let router = Router::start(&policy(), &[&d]);
-    // The second stream is opened because of what the first one brought.
-    for _ in 0..2 {
-        d.until(|seen| matches!(seen, Seen::Watch(_))).await;
+    // It is asked for again, but the stream that brought the card stays open.
+    let mut watches = 0;
+    let mut fetches = 0;
+    while fetches < 2 {
+        match d.until(|_| true).await {
+            Seen::Watch(_) => watches += 1,
+            Seen::Artifact => fetches += 1,
+            other => panic!("nobody has asked for anything: {other:?}"),
+        }
     }
+    assert_eq!(watches, 1);
     until("the tokenizer is what is missing", || {
         let missing = router.dispatcher.ready().unwrap_err();
         missing.contains("tokenizer")
     })
     .await;
+    until("the fleet says why", || {
+        let listed = baton_router::fleet::listing::workers(&router.workers);
+        let notices = listed[0].notices.join(" ");
+        notices.contains("it is not used") && listed[0].state == WorkerState::Ready
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_tokenizer_cannot_be_had_does_not_keep_the_others_from_serving() {
+    let broken = Double::registered(samples::card("d0"), b"[]", b"altered").await;
+    let also = Double::registered(
+        with_incarnation(samples::card("d1"), 2),
+        b"[]",
+        b"altered",
+    )
+    .await;
+    let good = Double::start(with_incarnation(samples::card("d2"), 3), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&broken, &also, &good]);
+    // Most workers promise the text that nobody can serve.
+    router.ready(3).await;
+    answer(&good, vec![token(5, PROMPT)]);
+    let (tokens, _) = outcome(router.start_run(Mode::Aggregated, 1)).await;
+    assert_eq!(tokens, [5]);
 }
 
 #[tokio::test]

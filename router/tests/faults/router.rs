@@ -58,8 +58,8 @@ impl Router {
             learning.clone(),
             Threads::Machine,
         )
-            .map(Arc::new)
-            .unwrap();
+        .map(Arc::new)
+        .unwrap();
         let workers = Arc::new(Workers::new(
             clock,
             1,
@@ -149,6 +149,7 @@ impl Router {
             priority: 0,
             mode: Some(mode),
             splittable: true,
+            operation: "text_completion",
             traceparent: None,
             received: Instant::now(),
         })

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_protocol::ids::{OperationId, RunId};
 use parking_lot::Mutex;
@@ -15,6 +16,8 @@ pub(crate) struct Operations(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     live: Mutex<HashMap<RunId, Vec<Live>>>,
+    /// Operations registered so far.
+    last: AtomicU64,
     /// How many; changes with each.
     count: watch::Sender<usize>,
     /// Ids of decodes that live or ended lately, and until when they are remembered: none runs twice.
@@ -30,6 +33,8 @@ struct Ended {
 #[derive(Clone, Debug)]
 struct Live {
     operation: OperationId,
+    /// In this table; two operations of a run may bear the same id, as a prefill and a decode made by another hand.
+    number: u64,
     cancel: CancellationToken,
     over: CancellationToken,
 }
@@ -53,7 +58,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let mut live = self.table.0.live.lock();
         if let Some(of_run) = live.get_mut(&self.run) {
-            of_run.retain(|other| other.operation != self.live.operation);
+            of_run.retain(|other| other.number != self.live.number);
             if of_run.is_empty() {
                 live.remove(&self.run);
             }
@@ -69,6 +74,7 @@ impl Operations {
     pub(crate) fn register(&self, run: &RunId, operation: &OperationId) -> Registered {
         let entry = Live {
             operation: operation.clone(),
+            number: self.0.last.fetch_add(1, Ordering::Relaxed),
             cancel: CancellationToken::new(),
             over: CancellationToken::new(),
         };
@@ -107,9 +113,14 @@ impl Operations {
         self.0.ended.lock().until.retain(|_, until| *until > now);
     }
 
-    /// Cancels all operations of a run and returns what ends when they have.
-    pub(crate) fn cancel(&self, run: &RunId) -> Vec<CancellationToken> {
-        let live = self.0.live.lock().get(run).cloned().unwrap_or_default();
+    /// Cancels all operations of a run, or the one that is named, and returns what ends when they have.
+    pub(crate) fn cancel(
+        &self,
+        run: &RunId,
+        only: Option<&OperationId>,
+    ) -> Vec<CancellationToken> {
+        let mut live = self.0.live.lock().get(run).cloned().unwrap_or_default();
+        live.retain(|operation| only.is_none_or(|only| operation.operation == *only));
         for operation in &live {
             operation.cancel.cancel();
         }
@@ -142,14 +153,26 @@ mod tests {
         let first = table.register(&"r".into(), &"r/1/prefill".into());
         let second = table.register(&"r".into(), &"r/1/decode".into());
         let other = table.register(&"s".into(), &"s/1/decode".into());
-        let ends = table.cancel(&"r".into());
+        let ends = table.cancel(&"r".into(), None);
         assert_eq!(ends.len(), 2);
         assert!(first.cancelled().is_cancelled() && second.cancelled().is_cancelled());
         assert!(!other.cancelled().is_cancelled());
         drop(first);
         assert!(ends[0].is_cancelled() && !ends[1].is_cancelled());
         assert_eq!(table.count(), 2);
-        assert!(table.cancel(&"unknown".into()).is_empty());
+        // The one that goes takes nobody with it: a later cancellation still reaches the other.
+        assert_eq!(table.cancel(&"r".into(), None).len(), 1);
+        assert!(table.cancel(&"unknown".into(), None).is_empty());
+    }
+
+    #[test]
+    fn a_cancelled_operation_takes_no_later_attempt_with_it() {
+        let table = Operations::default();
+        let first = table.register(&"r".into(), &"r/1/decode".into());
+        let second = table.register(&"r".into(), &"r/2/decode".into());
+        let ends = table.cancel(&"r".into(), Some(&"r/1/decode".into()));
+        assert_eq!(ends.len(), 1);
+        assert!(first.cancelled().is_cancelled() && !second.cancelled().is_cancelled());
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_stream::stream;
-use baton_protocol::ids::OperationId;
-use baton_protocol::wire::PrefillEvent;
+use baton_protocol::ids::{LeaseId, OperationId};
+use baton_protocol::wire::{PrefillEvent, prefill_event::Event};
 use futures::Stream;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -62,6 +62,18 @@ impl Results {
     /// Nothing was begun: a repetition may try again.
     pub(crate) fn forget_one(&self, operation: &OperationId) {
         self.0.lock().remove(operation);
+    }
+
+    /// The lease that a prefill has opened.
+    pub(crate) fn lease_of(&self, operation: &OperationId) -> Option<LeaseId> {
+        let kept = self.0.lock().get(operation).cloned()?;
+        let events = kept.result.events.lock();
+        events.iter().find_map(|event| match &event.event {
+            Some(Event::Lease(opened)) => {
+                LeaseId::from_wire(&opened.descriptor.as_ref()?.lease).ok()
+            }
+            _ => None,
+        })
     }
 
     /// The result is complete; it is kept until `until` milliseconds.
@@ -117,14 +129,14 @@ impl PrefillResult {
 
 #[cfg(test)]
 mod tests {
-    use baton_protocol::wire::{Started, prefill_event};
+    use baton_protocol::wire::Started;
     use futures::StreamExt;
 
     use super::*;
 
     fn event(queue_milliseconds: f64) -> PrefillEvent {
         PrefillEvent {
-            event: Some(prefill_event::Event::Started(Started {
+            event: Some(Event::Started(Started {
                 queue_milliseconds,
             })),
         }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_protocol::ids::RunId;
+use baton_protocol::ids::{OperationId, RunId};
 use baton_protocol::wire::worker_server::Worker;
 use baton_protocol::wire::{self, DecodeEvent, PrefillEvent, WatchEvent};
 use bytes::Bytes;
@@ -66,8 +66,11 @@ impl Worker for Service {
         &self,
         request: Request<wire::CancelRequest>,
     ) -> Result<Response<wire::CancelReply>, Status> {
-        let run = RunId::from(request.into_inner().run);
-        let ends = self.0.operations.cancel(&run);
+        let request = request.into_inner();
+        let run = RunId::from(request.run);
+        let only = Some(request.operation).filter(|operation| !operation.is_empty());
+        let only = only.map(OperationId::from);
+        let ends = self.0.operations.cancel(&run, only.as_ref());
         let cancelled = narrow(ends.len());
         let all = async {
             for end in ends {
@@ -76,7 +79,16 @@ impl Worker for Service {
         };
         // They have been told; that some are still in a long step is no failure of the call.
         let _ = tokio::time::timeout(CANCEL_WAIT, all).await;
-        self.0.pool.cancel_run(&run);
+        match only {
+            None => {
+                self.0.pool.cancel_run(&run);
+            }
+            Some(operation) => {
+                if let Some(lease) = self.0.results.lease_of(&operation) {
+                    self.0.pool.release_lease(lease, &run);
+                }
+            }
+        }
         self.0.changed.notify_one();
         Ok(Response::new(wire::CancelReply { cancelled }))
     }

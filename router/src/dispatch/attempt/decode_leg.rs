@@ -12,12 +12,56 @@ use crate::dispatch::progress::{Party, Progress, StateDetail};
 impl Attempt {
     /// A report on the Decode stream.
     pub fn on_decode(&mut self, event: decode_event::Event, now: Moment, progress: &mut Progress) {
-        use decode_event::Event;
         let target = self.target().clone();
         if self.ended || self.closing.is_some() {
             return;
         }
-        let detail = || StateDetail::of(&target);
+        let illegal = progress.illegal().len();
+        if self.recomputing {
+            self.while_recomputing(&target, event, now, progress);
+        } else {
+            self.take_decode(&target, event, now, progress);
+        }
+        self.end_if_illegal(illegal, &target, progress);
+    }
+
+    /// The word to recompute and the worker's own reports cross on their way.
+    fn while_recomputing(
+        &mut self,
+        target: &Party,
+        event: decode_event::Event,
+        now: Moment,
+        progress: &mut Progress,
+    ) {
+        use decode_event::Event;
+        match event {
+            // About the hand-off that was given up.
+            Event::TransferStarted(_) | Event::TransferCompleted(_) | Event::TransferFailed(_) => {
+                return;
+            }
+            // The hand-off was proven before the word came, and the worker goes on with its KV: nothing is computed again.
+            Event::DecodeStarted(_) | Event::Token(_) => {
+                let detail = || StateDetail::of(target).inferred();
+                for state in [State::PrefillStarted, State::PrefillCompleted] {
+                    progress.observe(state, now, detail());
+                }
+                self.recomputing = false;
+            }
+            Event::PrefillStarted(_) | Event::PrefillCompleted(_) => self.recomputing = false,
+            Event::Refused(_) | Event::Reserved(_) | Event::Finished(_) | Event::Failed(_) => {}
+        }
+        self.take_decode(target, event, now, progress);
+    }
+
+    fn take_decode(
+        &mut self,
+        target: &Party,
+        event: decode_event::Event,
+        now: Moment,
+        progress: &mut Progress,
+    ) {
+        use decode_event::Event;
+        let detail = || StateDetail::of(target);
         match event {
             Event::Refused(refused) => self.fail(Failure::refused(&target.worker, &refused)),
             Event::Failed(failed) => self.fail(Failure::failed(
@@ -25,7 +69,7 @@ impl Attempt {
                 &failed,
                 FailureClass::DecodeLost,
             )),
-            Event::Reserved(admission) => self.reserved(&target, admission, now, progress),
+            Event::Reserved(admission) => self.reserved(target, admission, now, progress),
             Event::PrefillStarted(started) => {
                 self.decode = DecodeLeg::Prefilling(now);
                 progress.actual.queue = Some(started.queue_milliseconds);
@@ -42,12 +86,11 @@ impl Attempt {
                 progress.actual.transport = Some(started.transport.clone());
                 self.commands
                     .push_back(Command::Transferring(started.transport));
-                let generation = Some(started.generation);
-                progress.observe(
-                    State::KvTransferStarted,
-                    now,
-                    detail().generation(generation),
-                );
+                // Said again where the reader falls back to another transport: the transfer has begun once.
+                if !progress.heard_of(State::KvTransferStarted) {
+                    let detail = detail().generation(Some(started.generation));
+                    progress.observe(State::KvTransferStarted, now, detail);
+                }
             }
             Event::TransferCompleted(done) => {
                 self.decode = DecodeLeg::Ready(now);
@@ -79,7 +122,7 @@ impl Attempt {
             }
             Event::Token(token) => {
                 self.decode = DecodeLeg::Decoding(now);
-                self.deliver(token, &target, now, progress);
+                self.deliver(token, target, now, progress);
             }
             // A run that is cancelled from here has no stream left to hear it on: this worker is stopping, and the answer is not
             // complete.

@@ -17,13 +17,25 @@ impl Attempt {
         now: Moment,
         progress: &mut Progress,
     ) {
-        use prefill_event::Event;
         let Some(source) = self.source().cloned() else {
             return;
         };
         if self.ended || self.undecided || self.prefill == PrefillLeg::Closed {
             return;
         }
+        let illegal = progress.illegal().len();
+        self.take_prefill(&source, event, now, progress);
+        self.end_if_illegal(illegal, &source, progress);
+    }
+
+    fn take_prefill(
+        &mut self,
+        source: &Party,
+        event: prefill_event::Event,
+        now: Moment,
+        progress: &mut Progress,
+    ) {
+        use prefill_event::Event;
         match event {
             Event::Refused(refused) => self.fail(Failure::refused(&source.worker, &refused)),
             Event::Failed(failed) => self.fail(Failure::failed(
@@ -31,24 +43,24 @@ impl Attempt {
                 &failed,
                 FailureClass::PrefillLost,
             )),
-            Event::Lease(opened) => self.lease_opened(&source, opened),
+            Event::Lease(opened) => self.lease_opened(source, opened),
             Event::Started(started) => {
-                self.prefill_started(&source, started.queue_milliseconds, now, progress);
+                self.prefill_started(source, started.queue_milliseconds, now, progress);
             }
             Event::Published(published) => self.published_so_far(published.blocks),
             Event::FirstToken(token) => {
-                self.prefill_computed(&source, now, progress);
-                if self.deliver(token.clone(), &source, now, progress) {
+                self.prefill_computed(source, now, progress);
+                if self.deliver(token.clone(), source, now, progress) {
                     self.tell_decode(decode_request::Message::FirstToken(token));
                 }
             }
             Event::Sealed(sealed) => {
-                self.prefill_started(&source, sealed.queue_milliseconds, now, progress);
-                self.prefill_computed(&source, now, progress);
+                self.prefill_started(source, sealed.queue_milliseconds, now, progress);
+                self.prefill_computed(source, now, progress);
                 progress.actual.queue = Some(sealed.queue_milliseconds);
                 progress.actual.prefill = Some(sealed.compute_milliseconds);
                 self.prefill = PrefillLeg::Sealed(now);
-                let detail = StateDetail::of(&source).generation(self.generation);
+                let detail = StateDetail::of(source).generation(self.generation);
                 progress.observe(State::KvPublished, now, detail);
                 progress.found_cached(sealed.cached_tokens);
                 // The partly filled last block is published by the seal, with the step before it.

@@ -148,9 +148,8 @@ impl Drive {
             }
             Command::ToDecode(mut message) => {
                 if let decode_request::Message::Recompute(recompute) = &mut message {
-                    recompute.traceparent = self
-                        .trace
-                        .traceparent(self.progress.attempt(), Leg::Decode);
+                    recompute.traceparent =
+                        self.trace.traceparent(self.progress.attempt(), Leg::Decode);
                 }
                 if let Some(leg) = &performance.decode
                     && !leg.send(message)

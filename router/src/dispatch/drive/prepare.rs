@@ -193,7 +193,8 @@ impl Drive {
             ..StateDetail::of(decides)
         };
         self.progress.begin(plan, now, detail);
-        self.trace.attempt_began(self.progress.attempt(), &prepared.task);
+        self.trace
+            .attempt_began(self.progress.attempt(), &prepared.task);
         let Prepared {
             task,
             limits,

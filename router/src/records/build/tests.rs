@@ -77,7 +77,8 @@ fn fleet() -> Fleet {
     snapshot::build(&parts, NOW).unwrap()
 }
 
-fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Policy) {
+/// What a run leaves behind that was placed twice.
+pub(crate) fn material(mode: Mode, tokens: u32) -> Material {
     let policy = Policy {
         mode,
         ..Policy::new("chat", "m", &["p"], &["d"])
@@ -93,14 +94,17 @@ fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Policy
         ..Request::default()
     };
     let mut rng = Rng::new(7);
-    let decision = place(
-        &fleet,
-        &request,
-        &policy,
-        NOW.milliseconds() + 0.25,
-        &mut rng,
-    );
+    let now = NOW.milliseconds() + 0.25;
+    let decision = place(&fleet, &request, &policy, now, &mut rng);
     assert!(matches!(decision.outcome, Outcome::Run(_)), "{decision:?}");
+    // The worker that decoded is lost after three tokens.
+    let again = Request {
+        tokens: tokens + 3,
+        max_output_tokens: 29,
+        exclude: vec!["d0".into()],
+        ..request
+    };
+    let later = place(&fleet, &again, &policy, now + 40.0, &mut rng);
     let mut progress = Progress::new(tokens, NOW);
     let party = Party {
         worker: "d0".into(),
@@ -127,7 +131,7 @@ fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Policy
         output_tokens: 1,
         finish_reason: Some("length".into()),
     };
-    let record = record(Material {
+    Material {
         head: RecordHead {
             run: "r0-1".into(),
             request_id: "q".into(),
@@ -142,11 +146,21 @@ fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Policy
         },
         decision,
         fleet: fleet.clone(),
-        policy: Arc::new(policy.clone()),
+        later: vec![LaterMaterial {
+            attempt: 2,
+            decision: later,
+            fleet,
+        }],
+        policy: Arc::new(policy),
         progress,
         outcome,
-    });
-    (record, fleet.coefficients.clone(), policy)
+    }
+}
+
+fn made(mode: Mode, tokens: u32) -> (DecisionRecord, Arc<CoefficientSet>, Arc<Policy>) {
+    let material = material(mode, tokens);
+    let (set, policy) = (material.fleet.coefficients.clone(), material.policy.clone());
+    (record(material), set, policy)
 }
 
 #[test]
@@ -160,6 +174,13 @@ fn a_record_that_was_written_and_read_replays_bit_for_bit() {
             let set: CoefficientSet = serde_json::from_str(&set).unwrap();
             let again = replay(&read, &set, &policy).unwrap();
             assert_eq!(differences(&read, &again), [], "{mode:?} {tokens}");
+            let later: Vec<DecisionRecord> = read.later_records().collect();
+            assert_eq!(later.len(), 1);
+            assert_eq!(later[0].input.tokens, tokens + 3);
+            let again = replay(&later[0], &set, &policy).unwrap();
+            assert_eq!(differences(&later[0], &again), [], "{mode:?} {tokens}");
+            // They are told apart: the other one's decision is not taken for this one's.
+            assert_ne!(differences(&read, &again), [], "{mode:?} {tokens}");
         }
     }
 }
