@@ -201,7 +201,7 @@ pub struct KvPool {
     pub blocks: Option<i64>,
     /// For how long handed-over KV is kept without a sign of its reader. Default 30.
     pub lease_seconds: i64,
-    /// What the workers offer, preferred first. Default `[Local, Tcp]`.
+    /// What the workers offer, preferred first. Default `[Local, Shm, Tcp]`.
     pub transports: Vec<Transport>,
 }
 
@@ -211,7 +211,7 @@ impl Default for KvPool {
             bytes: None,
             blocks: None,
             lease_seconds: 30,
-            transports: vec![Transport::Local, Transport::Tcp],
+            transports: vec![Transport::Local, Transport::Shm, Transport::Tcp],
         }
     }
 }
@@ -220,6 +220,8 @@ impl Default for KvPool {
 pub enum Transport {
     /// Within one process.
     Local,
+    /// Within one host: the reader maps the other worker's memory.
+    Shm,
     Tcp,
 }
 

@@ -92,7 +92,10 @@ fn several_files_make_one_fleet() {
 fn what_is_left_out_has_the_default_of_the_design() {
     let resources = fleet(&[("pools.yaml", POOLS), ("policy.yaml", POLICY)]);
     let pool = &resources.pools[1].spec;
-    assert_eq!(pool.kv_pool.transports, [Transport::Local, Transport::Tcp]);
+    assert_eq!(
+        pool.kv_pool.transports,
+        [Transport::Local, Transport::Shm, Transport::Tcp]
+    );
     assert_eq!(pool.kv_pool.lease_seconds, 30);
     let policy =
         read_documents([("p.yaml", &*POLICY.replace("  overrides: Allowed\n", ""))]).unwrap();
@@ -145,6 +148,37 @@ fn pools_that_cannot_pair_are_named_with_the_fields_that_differ() {
           spec.engine.blockSize is 16 and 32"
         ]
     );
+}
+
+#[test]
+fn images_and_claims_are_the_same_source_when_their_names_are() {
+    let source = "uri: \"builtin://tiny?seed=3\"";
+    for (prefill, decode, same) in [
+        ("persistentVolumeClaim: a", "persistentVolumeClaim: a", true),
+        (
+            "persistentVolumeClaim: a",
+            "persistentVolumeClaim: b",
+            false,
+        ),
+        ("persistentVolumeClaim: a", "image: a", false),
+        ("image: a", "image: b", false),
+        ("hostPath: /m.gguf", "uri: \"file:///m.gguf\"", true),
+    ] {
+        let text = POOLS
+            .replacen(source, prefill, 1)
+            .replacen(source, decode, 1);
+        let resources = fleet(&[("pools.yaml", &text), ("policy.yaml", POLICY)]);
+        let differs = "spec.model.source differs (pools.yaml:6, pools.yaml:15)";
+        let named = resources
+            .warnings
+            .iter()
+            .any(|warning| warning.contains(differs));
+        assert_eq!(
+            named, !same,
+            "{prefill}, {decode}: {:?}",
+            resources.warnings
+        );
+    }
 }
 
 #[test]

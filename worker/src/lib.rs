@@ -12,7 +12,7 @@
 //! What holds: one thread computes; a sequence's tokens do not depend on what is computed beside it; a block is free only when no
 //! request and no transfer refers to it; nothing that came from a peer is used before it is proven.
 //!
-//! What is absent: Kubernetes, placement of requests (the cost formulas are `baton_placement`'s), text, `unsafe`.
+//! What is absent: Kubernetes, placement of requests (the cost formulas are `baton_placement`'s), text; `unsafe` outside of [`transport`].
 
 pub mod config;
 pub mod engine;

@@ -15,8 +15,8 @@ static ENVIRONMENT: Shape = Shape::Object(&[
 
 static RESOURCE_CLAIM: Shape = text(Form::Label, 63);
 static TRANSPORT: Shape = Shape::Choice {
-    now: &["Local", "Tcp"],
-    later: &["Shm", "Rdma", "CudaIpc"],
+    now: &["Local", "Shm", "Tcp"],
+    later: &["Rdma", "CudaIpc"],
 };
 static TIER: Shape = Shape::Choice {
     now: &[],

@@ -107,10 +107,7 @@ impl FleetBuilder {
             coefficients,
             coefficients_digest: digest.to_owned(),
             entries: Vec::new(),
-            links: Links {
-                levels: levels.len(),
-                ..Links::default()
-            },
+            links: Links::of(levels),
             domains: HashMap::new(),
             pairs: Vec::new(),
         }

@@ -35,7 +35,14 @@ pub(crate) struct Links {
     pub(super) promised_out: HashMap<u32, u64>,
     pub(super) promised_in: HashMap<u32, u64>,
     pub(super) levels: usize,
+    /// The level called [`HOST_LEVEL`].
+    pub(super) host_level: Option<usize>,
 }
+
+/// Level within which processes see the same memory and devices.
+const HOST_LEVEL: &str = "host";
+/// Transports that end at it.
+const WITHIN_HOST: [&str; 2] = ["Shm", "CudaIpc"];
 
 /// How KV gets from one domain to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +64,24 @@ pub(crate) enum NoRoute {
 }
 
 impl Links {
+    pub(super) fn of(levels: &[String]) -> Self {
+        Self {
+            levels: levels.len(),
+            host_level: levels.iter().position(|level| level == HOST_LEVEL),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a transport gets from one domain to the other at all. Where no host is known it is taken for another one.
+    fn reaches(&self, transport: u32, source: u32, target: u32) -> bool {
+        let within_host = WITHIN_HOST.contains(&self.transport_name(transport));
+        !within_host
+            || self.host_level.is_some_and(|level| {
+                let value = |domain: u32| self.paths[domain as usize].get(level).copied();
+                value(source).is_some_and(|host| host != 0) && value(source) == value(target)
+            })
+    }
+
     pub(super) fn level(&self, first: u32, second: u32) -> usize {
         let first = &self.paths[first as usize];
         let second = &self.paths[second as usize];
@@ -99,7 +124,10 @@ impl Links {
         let level = self.level(source, target);
         let mut why = NoRoute::Missing;
         for &transport in preference {
-            if !offered.contains(&transport) || !accepted.contains(&transport) {
+            if !offered.contains(&transport)
+                || !accepted.contains(&transport)
+                || !self.reaches(transport, source, target)
+            {
                 continue;
             }
             let key = (source, target, transport);
@@ -163,5 +191,53 @@ impl Links {
             }
         }
         worst
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two hosts of one clique and a domain of which nothing is known, joined by shared memory and TCP.
+    fn links(levels: &[&str]) -> Links {
+        let levels: Vec<String> = levels.iter().map(|level| (*level).to_owned()).collect();
+        let mut links = Links::of(&levels);
+        for host in ["h0", "h1", ""] {
+            let path: Vec<_> = levels
+                .iter()
+                .map(|level| match level.as_str() {
+                    _ if host.is_empty() => None,
+                    "host" => Some(host.to_owned()),
+                    shared => Some(shared.to_owned()),
+                })
+                .collect();
+            let numbers = links.number(&path);
+            links.paths.push(numbers);
+        }
+        links.transport_names = vec!["Shm".to_owned(), "Tcp".to_owned()];
+        links.transport_sets = vec![vec![0, 1]];
+        for level in 0..=levels.len() {
+            links.by_level.insert((level, 0), 0);
+            links.by_level.insert((level, 1), 1);
+        }
+        links
+    }
+
+    fn taken(links: &Links, source: u32, target: u32) -> &str {
+        let route = links.route((source, 0), (target, 0), &[0, 1]);
+        links.transport_name(route.expect("TCP at least").transport)
+    }
+
+    #[test]
+    fn shared_memory_ends_at_the_host() {
+        let three = links(&["clique", "host", "rack"]);
+        assert_eq!(taken(&three, 0, 0), "Shm");
+        assert_eq!(taken(&three, 0, 1), "Tcp", "one clique, two hosts");
+        assert_eq!(
+            taken(&three, 2, 2),
+            "Tcp",
+            "nobody says that it is one host"
+        );
+        assert_eq!(taken(&links(&["rack"]), 0, 0), "Tcp");
     }
 }

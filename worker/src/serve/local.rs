@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use baton_protocol::card::Card;
 
 /// Begin of every `Local` address of this process.
-pub(crate) fn prefix() -> String {
+fn prefix() -> String {
     static PROCESS: OnceLock<String> = OnceLock::new();
     PROCESS
         .get_or_init(|| {

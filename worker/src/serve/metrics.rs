@@ -55,6 +55,7 @@ pub(crate) struct Metrics {
     leases: Family<StateLabels, Gauge>,
     leases_expired: Counter,
     orphans_reaped: Counter,
+    quarantined_reaped: Counter,
     leaked: Gauge,
     verification_failures: Family<CauseLabels, Counter>,
     transports_left: Family<LeftLabels, Counter>,
@@ -77,6 +78,7 @@ impl Metrics {
         let leases = Family::default();
         let leases_expired = Counter::default();
         let orphans_reaped = Counter::default();
+        let quarantined_reaped = Counter::default();
         let leaked = Gauge::default();
         let verification_failures = Family::default();
         let transports_left = Family::default();
@@ -96,6 +98,11 @@ impl Metrics {
             "orphan_blocks_reaped",
             "Blocks that nobody but the reaper would have freed",
             orphans_reaped.clone(),
+        );
+        registry.register(
+            "quarantined_blocks_reaped",
+            "Quarantined blocks that the reaper freed: their reader was gone without a word",
+            quarantined_reaped.clone(),
         );
         registry.register(
             "kv_leaked_blocks",
@@ -138,6 +145,7 @@ impl Metrics {
             leases,
             leases_expired,
             orphans_reaped,
+            quarantined_reaped,
             leaked,
             verification_failures,
             transports_left,
@@ -208,6 +216,7 @@ impl Metrics {
         let counters = pool.lease_counters();
         raise(&self.leases_expired, counters.expired);
         raise(&self.orphans_reaped, counters.orphan_blocks_reaped);
+        raise(&self.quarantined_reaped, counters.quarantined_blocks_reaped);
         let load = board.current();
         self.queued_tokens.set(count(load.queued_tokens));
         self.running.set(count(load.decoding));

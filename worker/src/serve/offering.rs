@@ -14,6 +14,7 @@ use crate::kv::KvPool;
 use crate::transport::choice::Offer;
 use crate::transport::fault::{Fault, FaultySource};
 use crate::transport::local::LocalTransport;
+use crate::transport::shm::{ShmOptions, ShmTransport};
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{BlockSource, Transport};
 
@@ -23,19 +24,30 @@ pub(super) struct Offering<'a> {
     pub(super) listen: SocketAddr,
     pub(super) advertise: Option<&'a str>,
     pub(super) local: Option<LocalTransport>,
+    pub(super) host: Option<&'a str>,
     pub(super) fault: Option<Fault>,
     pub(super) network: Arc<dyn Network>,
     pub(super) stop: CancellationToken,
 }
 
+/// What serves now.
+pub(super) struct Offered {
+    /// In the configuration's order.
+    pub(super) transports: Vec<Arc<dyn Transport>>,
+    pub(super) offers: Vec<Offer>,
+    /// What is configured and not offered, and why, in sentences for the card.
+    pub(super) notices: Vec<String>,
+}
+
 impl Offering<'_> {
-    /// Starts every transport of the configuration that there is, in its order.
+    /// Starts every transport of the configuration that there is, in its order. `Shm` that cannot be had is a sentence in the card:
+    /// its readers take the next transport.
     pub(super) async fn listen(
         self,
         pool: &KvPool,
         card: &Card,
         tasks: &mut JoinSet<()>,
-    ) -> Result<(Vec<Arc<dyn Transport>>, Vec<Offer>), StartError> {
+    ) -> Result<Offered, StartError> {
         let mut source: Arc<dyn BlockSource> = Arc::new(pool.clone());
         if let Some(fault) = self.fault {
             tracing::warn!(
@@ -46,6 +58,7 @@ impl Offering<'_> {
         }
         let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
         let mut offers = Vec::new();
+        let mut notices = Vec::new();
         for name in &self.config.kv_pool.transports {
             let (transport, address): (Arc<dyn Transport>, String) = match name {
                 TransportName::Tcp => (
@@ -57,15 +70,37 @@ impl Offering<'_> {
                     // Alone in its process there is nobody to read from it.
                     None => continue,
                 },
+                TransportName::Shm => match self.host {
+                    Some(host) => {
+                        let shm = ShmTransport::new(host, ShmOptions::default());
+                        let address = shm.address(&card.incarnation.to_string());
+                        (Arc::new(shm), address)
+                    }
+                    // A host that has no id, or a simulated one.
+                    None => {
+                        notices.push("Shm is not offered: this host has no id".to_owned());
+                        continue;
+                    }
+                },
             };
-            let listening = transport
+            let listening = match transport
                 .listen(&address, Arc::clone(&source), self.stop.clone())
                 .await
-                .map_err(|source| StartError::Port {
-                    flag: "--transfer",
-                    address: address.clone(),
-                    source,
-                })?;
+            {
+                Ok(listening) => listening,
+                Err(error) if *name == TransportName::Shm => {
+                    tracing::warn!(%error, "Shm is not offered");
+                    notices.push(format!("Shm is not offered: {error}"));
+                    continue;
+                }
+                Err(source) => {
+                    return Err(StartError::Port {
+                        flag: "--transfer",
+                        address,
+                        source,
+                    });
+                }
+            };
             let address = match (name, listening.address.parse()) {
                 (TransportName::Tcp, Ok(bound)) => advertised(self.advertise, bound),
                 _ => listening.address.clone(),
@@ -82,7 +117,11 @@ impl Offering<'_> {
                 worker: self.config.name.clone(),
             });
         }
-        Ok((transports, offers))
+        Ok(Offered {
+            transports,
+            offers,
+            notices,
+        })
     }
 }
 

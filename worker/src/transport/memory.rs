@@ -100,17 +100,24 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn shared(file: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: a null hint lets the kernel choose a range that nothing else uses.
-        let address =
-            unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }?;
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        }?;
         Self::new(address.cast(), bytes)
     }
 
     fn private(bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `shared`.
-        let address = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)
-        }?;
+        let address =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) }?;
         Self::new(address.cast(), bytes)
     }
 

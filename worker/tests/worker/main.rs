@@ -3,10 +3,12 @@
 // The lint knows test functions only, and what they share is test code as well.
 #![allow(clippy::unwrap_used)]
 
+mod cases;
 mod decode;
 mod engine;
 mod handoff;
 mod harness;
 mod lifecycle;
 mod process;
+mod shared_memory;
 mod watch;

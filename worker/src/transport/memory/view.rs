@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn a_file_that_can_shrink_or_is_too_short_is_refused() {
-        let loose = memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .expect("memfd");
+        let loose =
+            memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
         ftruncate(&loose, shape(3).total() as u64).expect("grows");
         assert!(matches!(
             View::map(&loose, shape(3)),

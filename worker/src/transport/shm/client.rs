@@ -193,10 +193,7 @@ impl ShmTransport {
                 None,
             ) => self.view(request, &file, blocks, block_bytes)?,
             _ => {
-                return Err(protocol(
-                    address,
-                    "it answered an open with another frame",
-                ));
+                return Err(protocol(address, "it answered an open with another frame"));
             }
         };
         match timeout(patience, connection.frame())
@@ -321,7 +318,10 @@ impl Reading<'_> {
             .map_err(TransportError::Refused)?;
         placed.map_err(lost(address))?;
         let Some(sum) = sum else {
-            return Err(protocol(address, "it named a block that its arena does not have"));
+            return Err(protocol(
+                address,
+                "it named a block that its arena does not have",
+            ));
         };
         let still = seen.filter(|seen| self.view.still(block, seen));
         Ok(Arrival {

@@ -144,7 +144,9 @@ impl Connection {
         if !self.greeted {
             let begun = self.read.len().min(PREAMBLE.len());
             if self.read[..begun] != PREAMBLE[..begun] {
-                return Err(malformed("it does not speak this version of the KV transport"));
+                return Err(malformed(
+                    "it does not speak this version of the KV transport",
+                ));
             }
             if begun < PREAMBLE.len() {
                 return Ok(None);

@@ -16,8 +16,8 @@ use super::ShmOptions;
 use super::connection::{Connection, malformed};
 use crate::kv::lease::Next;
 use crate::kv::lease::one_sided::OneSidedRead;
-use crate::transport::tcp::frame::{Frame, Open, Why};
 use crate::transport::BlockSource;
+use crate::transport::tcp::frame::{Frame, Open, Why};
 
 /// Refusals that wait for their reader to take them: as many as a burst of readers; beyond it a connection is just closed.
 const REFUSALS: usize = 64;
@@ -83,14 +83,13 @@ pub(super) async fn serve(
 }
 
 /// Says why, and waits for the reader to close: what it has not read of a closed socket's words is lost when it has written.
-async fn turn_away(
-    connection: &mut Connection,
-    why: Why,
-    options: ShmOptions,
-) -> io::Result<()> {
+async fn turn_away(connection: &mut Connection, why: Why, options: ShmOptions) -> io::Result<()> {
     connection.write(&Frame::Ended(why));
     connection.flush(options.stalled).await?;
-    let closed = async { while connection.frame().await?.is_some() {} io::Result::Ok(()) };
+    let closed = async {
+        while connection.frame().await?.is_some() {}
+        io::Result::Ok(())
+    };
     timeout(options.handshake, closed)
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
@@ -132,7 +131,11 @@ async fn connection(
             match connection.frame().await? {
                 Some(Frame::Done) => {}
                 None => return Ok(()),
-                Some(_) => return Err(malformed("a reader that is not done talks of something else")),
+                Some(_) => {
+                    return Err(malformed(
+                        "a reader that is not done talks of something else",
+                    ));
+                }
             }
         }
     }
@@ -201,7 +204,9 @@ impl Serving<'_> {
                 blocks: arena.shape().pieces(),
                 block_bytes: arena.shape().piece_bytes() as u64,
             });
-            self.connection.flush_with(file, self.options.stalled).await?;
+            self.connection
+                .flush_with(file, self.options.stalled)
+                .await?;
         }
         self.connection.write(&Frame::Accepted);
         let mut index = self.open.first_block;
@@ -217,7 +222,11 @@ impl Serving<'_> {
                     {
                         match still {
                             Next::Gone(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
-                            _ => return Err(malformed("a published block is not what its lease says")),
+                            _ => {
+                                return Err(malformed(
+                                    "a published block is not what its lease says",
+                                ));
+                            }
                         }
                     }
                     self.connection.write(&Frame::Located {

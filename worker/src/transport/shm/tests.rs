@@ -1,5 +1,6 @@
 //! What only `Shm` can suffer: other users, readers that do not say when they are done, mappings that nobody uses.
 
+mod fallback;
 mod lies;
 
 use std::io;
@@ -322,7 +323,11 @@ async fn blocks_wait_for_a_reader_that_has_not_said_that_it_is_done() {
     );
     source.clock.advance(100 * DURATION);
     source.pool.reap();
-    assert_eq!(source.pool.counts().quarantined, 2, "time alone frees nothing");
+    assert_eq!(
+        source.pool.counts().quarantined,
+        2,
+        "time alone frees nothing"
+    );
     // As the kernel does for a process that was killed.
     drop(connection);
     until("the owner hears of it", || {

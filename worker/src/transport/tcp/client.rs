@@ -8,8 +8,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::TcpOptions;
-use super::kept::Kept;
 use super::frame::{Frame, MAX_TRANSFER, Open, PREAMBLE, Why};
+use super::kept::Kept;
 use crate::transport::{Arrival, BlockSink, End, FetchRequest, Obstacle, TransportError};
 
 /// Control bytes are read in pieces of this size. What is read beyond a `Block` frame is the start of its bytes and has to be

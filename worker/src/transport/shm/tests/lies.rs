@@ -13,7 +13,7 @@ use crate::transport::tcp::frame::Frame;
 use crate::transport::{Obstacle, TransportError};
 
 /// A source that answers whoever connects with `frames` and, beside the first byte, `file`.
-async fn liar(frames: Vec<Frame>, file: Option<OwnedFd>) -> String {
+pub(super) async fn liar(frames: Vec<Frame>, file: Option<OwnedFd>) -> String {
     let address = address();
     let socket = transport().socket(&address).expect("of this host");
     let listener = UnixListener::bind(socket).expect("free");
@@ -34,7 +34,7 @@ async fn liar(frames: Vec<Frame>, file: Option<OwnedFd>) -> String {
     address
 }
 
-fn arena(blocks: u32) -> (Frame, Option<OwnedFd>) {
+pub(super) fn arena(blocks: u32) -> (Frame, Option<OwnedFd>) {
     let shape = Shape::new(2, BLOCK).expect("small");
     let (arena, _pieces) = Arena::new(shape).expect("memory");
     let file = arena.file().expect("memfd").try_clone_to_owned();
@@ -43,6 +43,14 @@ fn arena(blocks: u32) -> (Frame, Option<OwnedFd>) {
         block_bytes: BLOCK as u64,
     };
     (frame, Some(file.expect("a descriptor")))
+}
+
+/// A file that could be made shorter under its reader.
+pub(super) fn loose() -> OwnedFd {
+    let loose =
+        memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+    ftruncate(&loose, 1 << 20).expect("grows");
+    loose
 }
 
 fn located(index: u32, block: u32) -> Frame {
@@ -87,11 +95,7 @@ async fn memory_that_is_not_there_is_not_mapped() {
     let (frame, file) = arena(1 << 20);
     let address = liar(vec![frame, Frame::Accepted], file).await;
     memory(fetched(&transport(), &address).await.expect_err("a lie"));
-    // A file that could be made shorter under its reader.
-    let loose =
-        memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
-    ftruncate(&loose, 1 << 20).expect("grows");
-    let address = liar(vec![arena(2).0, Frame::Accepted], Some(loose)).await;
+    let address = liar(vec![arena(2).0, Frame::Accepted], Some(loose())).await;
     memory(fetched(&transport(), &address).await.expect_err("unsealed"));
     // No file at all.
     let address = liar(vec![arena(2).0, Frame::Accepted], None).await;
