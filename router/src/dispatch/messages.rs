@@ -10,8 +10,6 @@ use super::progress::Party;
 use crate::run::RunRequest;
 use crate::trace::{Leg, RunTrace};
 
-/// How long a lease lives without renewal. The reader renews it at a fraction of that; this bounds what a lost reader holds.
-const LEASE: Duration = Duration::from_secs(30);
 
 /// One attempt of one request.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +111,8 @@ impl Legs<'_> {
             stopping: Some(self.request.stopping.clone()),
             skip_blocks,
             sample_first,
-            lease_milliseconds: milliseconds(LEASE),
+            // As long as the pool's `leaseSeconds` say: who holds the memory decides what a lost reader may cost.
+            lease_milliseconds: 0,
             generated: self.generated(),
         }
     }
