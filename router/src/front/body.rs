@@ -1,6 +1,5 @@
 //! Reads a request body within its limits of size, time and memory.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,14 +8,14 @@ use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
 
 use super::limits::FrontConfig;
-use super::memory::{BodyShare, Memory};
+use super::memory::{Memory, Share};
 use crate::openai::error::ApiError;
 
 /// A whole body and its share of memory.
 #[derive(Debug)]
 pub struct Read {
     pub bytes: Vec<u8>,
-    pub share: BodyShare,
+    pub share: Share,
 }
 
 /// The whole body. A body that says that it is too large is not read at all.
@@ -24,7 +23,7 @@ pub async fn read(
     headers: &HeaderMap,
     body: Body,
     config: &FrontConfig,
-    memory: &Arc<Memory>,
+    memory: &Memory,
 ) -> Result<Read, ApiError> {
     let limit = config.max_body_bytes;
     let announced = headers
@@ -46,7 +45,7 @@ async fn within(
         .unwrap_or_else(|_| Err(ApiError::body_timeout(limit.as_secs())))
 }
 
-async fn collect(mut body: Body, limit: usize, mut share: BodyShare) -> Result<Read, ApiError> {
+async fn collect(mut body: Body, limit: usize, mut share: Share) -> Result<Read, ApiError> {
     // What was announced is not believed before it is there.
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {

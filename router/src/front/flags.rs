@@ -80,9 +80,17 @@ impl FrontFlags {
     /// # Errors
     /// A file cannot be used.
     pub fn access(&self) -> Result<Access, Unusable> {
-        let identity = self.tls_certificate_file.clone().zip(self.tls_key_file.clone());
+        let identity = self
+            .tls_certificate_file
+            .clone()
+            .zip(self.tls_key_file.clone());
         Ok(Access {
-            keys: self.api_keys_file.clone().map(keys::open).transpose()?.map(Arc::new),
+            keys: self
+                .api_keys_file
+                .clone()
+                .map(keys::open)
+                .transpose()?
+                .map(Arc::new),
             identity: identity
                 .map(|(certificate, key)| tls::open(certificate, key))
                 .transpose()?

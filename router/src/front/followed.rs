@@ -160,7 +160,11 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let followed = Followed::open("numbers", vec![path.clone()], number).unwrap();
         followed.look();
-        assert_eq!(*followed.in_force(), 1, "what is the same is not read again");
+        assert_eq!(
+            *followed.in_force(),
+            1,
+            "what is the same is not read again"
+        );
         for (text, then) in [("x", 1), ("5", 6), ("", 6), ("5", 11)] {
             std::fs::write(&path, text).unwrap();
             followed.look();
@@ -177,7 +181,10 @@ mod tests {
         let path = folder.path().join("number");
         let open = || Followed::open("numbers", vec![path.clone()], number);
         let error = open().unwrap_err().to_string();
-        assert!(error.contains("numbers: ") && error.contains("/number: "), "{error}");
+        assert!(
+            error.contains("numbers: ") && error.contains("/number: "),
+            "{error}"
+        );
         std::fs::write(&path, "x").unwrap();
         assert_eq!(open().unwrap_err().to_string(), "numbers: \"x\"");
     }

@@ -282,11 +282,7 @@ mod tests {
     async fn who_leaves_the_line_is_passed_over_even_in_the_moment_of_its_turn() {
         let gate = Gate::new(1, 10, LONG);
         let place = gate.enter(0).await.unwrap();
-        let (gone, told, mut next) = (
-            lined_up(&gate, 0),
-            lined_up(&gate, 0),
-            lined_up(&gate, 0),
-        );
+        let (gone, told, mut next) = (lined_up(&gate, 0), lined_up(&gate, 0), lined_up(&gate, 0));
         drop(gone);
         // It has its turn and does not hear of it.
         drop(place);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::Response;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -13,6 +12,7 @@ use super::access::Client;
 use super::gate::{NoPlace, Place};
 use super::headers::{RequestId, mode, traceparent};
 use super::keys::usage::Using;
+use super::memory::Holding;
 use super::{Front, body, reading, reply, stream, whole};
 use crate::openai::answer::{Answer, Kind};
 use crate::openai::error::ApiError;
@@ -37,8 +37,8 @@ pub struct Begun {
 /// What a request in flight has taken and gives back.
 #[derive(Debug)]
 pub struct Taken {
+    pub(super) holding: Holding,
     _place: Place,
-    _memory: OwnedSemaphorePermit,
     _using: Option<Using>,
 }
 
@@ -50,8 +50,8 @@ impl Begun {
     pub(super) async fn next(&mut self) -> Result<Option<RunEvent>, ApiError> {
         tokio::select! {
             biased;
-            event = self.handle.next() => Ok(event),
             () = self.cut.cancelled() => Err(ApiError::shutting_down()),
+            event = self.handle.next() => Ok(event),
         }
     }
 }
@@ -60,7 +60,9 @@ impl Begun {
 pub(super) async fn generate(front: Arc<Front>, kind: Kind, request: Request) -> Response {
     let id = request.extensions().get::<RequestId>().cloned();
     let id = id.map_or_else(|| front.draws.request_id().into(), |RequestId(id)| id);
-    let span = tracing::info_span!("accept", request_id = %id, run = tracing::field::Empty);
+    let key = request.extensions().get::<Client>();
+    let key = key.map(|Client(key)| tracing::field::display(key.name.clone()));
+    let span = tracing::info_span!("accept", request_id = %id, key, run = tracing::field::Empty);
     let serve = async move {
         match begin(&front, kind, request, &id).await {
             Ok((begun, streamed)) => {
@@ -105,10 +107,10 @@ async fn begin(
     let priority = key.map_or(priority, |key| key.priority(priority));
     let salt = key.map(|key| key.cache_salt(&parameters.cache_salt));
 
-    let place = front.gate.enter(priority).await.map_err(no_place)?;
-    let memory = front
+    let holding = front
         .memory
-        .hold(prompt.tokens.len(), prompt.max_tokens, &parameters)?;
+        .run(prompt.tokens.len(), prompt.max_tokens, &parameters)?;
+    let place = front.gate.enter(priority).await.map_err(no_place)?;
     let handle = front.dispatch.start(RunRequest {
         request_id: id.to_owned(),
         mode: mode.filter(|_| policy.allows_overrides),
@@ -145,8 +147,8 @@ async fn begin(
         model,
         cut: front.cut.clone(),
         taken: Taken {
+            holding,
             _place: place,
-            _memory: memory,
             _using: using,
         },
     };

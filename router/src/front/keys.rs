@@ -78,9 +78,8 @@ pub fn open(path: PathBuf) -> Result<KeyFile, Unusable> {
 impl ApiKeys {
     /// Keys that were there before keep what they have used.
     fn parse(contents: &[u8], before: Option<&Self>) -> Result<Self, String> {
-        let entries: Vec<Entry> = serde_json::from_slice(contents).map_err(|error| {
-            format!("not a list of {{\"name\", \"hash\", …}}: {error}")
-        })?;
+        let entries: Vec<Entry> = serde_json::from_slice(contents)
+            .map_err(|error| format!("not a list of {{\"name\", \"hash\", …}}: {error}"))?;
         if entries.len() > MAX_KEYS {
             return Err(format!(
                 "{} keys are too many: at most {MAX_KEYS}",
@@ -122,9 +121,9 @@ impl ApiKeys {
     /// # Errors
     /// It carries none, or one that is not known.
     pub fn of(&self, headers: &HeaderMap) -> Result<Arc<ApiKey>, ApiError> {
-        let sent = headers.get(AUTHORIZATION).ok_or_else(|| {
-            ApiError::unauthorized("no API key: send authorization: Bearer KEY")
-        })?;
+        let sent = headers
+            .get(AUTHORIZATION)
+            .ok_or_else(|| ApiError::unauthorized("no API key: send authorization: Bearer KEY"))?;
         let key = bearer(sent.as_bytes()).ok_or_else(|| {
             ApiError::unauthorized("the authorization header is not understood: send Bearer KEY")
         })?;
@@ -159,14 +158,20 @@ impl ApiKey {
         let digits = entry.hash.strip_prefix("sha256:");
         let digest = digits.and_then(|digits| Digest::from_hex(digits).ok());
         let digest = digest.ok_or_else(|| {
-            told("hash", "must be \"sha256:\" and 64 hexadecimal digits, as sha256sum prints them")
+            told(
+                "hash",
+                "must be \"sha256:\" and 64 hexadecimal digits, as sha256sum prints them",
+            )
         })?;
         for (field, limit) in [
             ("maxInFlight", entry.max_in_flight),
             ("requestsPerMinute", entry.requests_per_minute),
         ] {
             if limit == Some(0) {
-                return Err(told(field, "must be at least 1: to shut a key out, remove it"));
+                return Err(told(
+                    field,
+                    "must be at least 1: to shut a key out, remove it",
+                ));
             }
         }
         let usage = old.map_or_else(Arc::default, |old| old.usage.clone());
@@ -225,7 +230,14 @@ mod tests {
         for value in ["Bearer secret", "bearer secret", "Bearer  secret "] {
             assert_eq!(keys.of(&headers(value)).unwrap().name, "a", "{value}");
         }
-        for value in ["Bearer other", "Bearer", "Bearer ", "Basic secret", "secret", SECRET] {
+        for value in [
+            "Bearer other",
+            "Bearer",
+            "Bearer ",
+            "Basic secret",
+            "secret",
+            SECRET,
+        ] {
             let error = keys.of(&headers(value)).unwrap_err();
             assert_eq!(
                 (error.status, error.kind(), error.code.as_deref()),
@@ -242,12 +254,24 @@ mod tests {
         for (text, expected) in [
             ("{}", "not a list of"),
             (&entry(r#", "colour": 1"#), "unknown field `colour`"),
-            (&entry(r#", "maxInFlight": 0"#), "key \"a\": maxInFlight must be at least 1"),
+            (
+                &entry(r#", "maxInFlight": 0"#),
+                "key \"a\": maxInFlight must be at least 1",
+            ),
             (&entry(r#", "requestsPerMinute": 0"#), "requestsPerMinute"),
-            (r#"[{"name": "a", "hash": "secret"}]"#, "key \"a\": hash must be"),
-            (r#"[{"name": "a", "hash": "sha256:00"}]"#, "key \"a\": hash must be"),
+            (
+                r#"[{"name": "a", "hash": "secret"}]"#,
+                "key \"a\": hash must be",
+            ),
+            (
+                r#"[{"name": "a", "hash": "sha256:00"}]"#,
+                "key \"a\": hash must be",
+            ),
             (r#"[{"name": "", "hash": "sha256:00"}]"#, "name \"\" must"),
-            (&format!("[{0}, {0}]", &entry("")[1..entry("").len() - 1]), "the same name or hash"),
+            (
+                &format!("[{0}, {0}]", &entry("")[1..entry("").len() - 1]),
+                "the same name or hash",
+            ),
         ] {
             let error = keys(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
@@ -257,19 +281,29 @@ mod tests {
 
     #[test]
     fn tenants_share_prefixes_only_when_told_to() {
-        let salt = |fields: &str, sent: &str| {
-            keys(&entry(fields)).unwrap().keys[0].cache_salt(sent)
-        };
+        let salt =
+            |fields: &str, sent: &str| keys(&entry(fields)).unwrap().keys[0].cache_salt(sent);
         let own = salt("", "");
         assert!(!own.is_empty());
-        assert_eq!(own, salt(r#", "cacheSalt": "a""#, ""), "its name is its salt");
+        assert_eq!(
+            own,
+            salt(r#", "cacheSalt": "a""#, ""),
+            "its name is its salt"
+        );
         assert_ne!(own, salt(r#", "cacheSalt": "b""#, ""));
-        assert_ne!(own, salt("", "x"), "a client's own salt counts within its tenant");
+        assert_ne!(
+            own,
+            salt("", "x"),
+            "a client's own salt counts within its tenant"
+        );
         assert_eq!(salt(r#", "cacheSalt": """#, ""), "");
         // Whoever shares with all cannot ask for a tenant's salt by name, nor can two tenants meet by moving a letter.
         assert_ne!(salt(r#", "cacheSalt": """#, "a"), own);
         assert_ne!(salt(r#", "cacheSalt": """#, &own), own);
-        assert_ne!(salt(r#", "cacheSalt": "ab""#, "c"), salt(r#", "cacheSalt": "a""#, "bc"));
+        assert_ne!(
+            salt(r#", "cacheSalt": "ab""#, "c"),
+            salt(r#", "cacheSalt": "a""#, "bc")
+        );
     }
 
     #[test]

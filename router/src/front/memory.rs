@@ -8,7 +8,7 @@
 //! | requests in flight or in line | [`REQUEST`] each | stop strings, 256 events with log-probabilities, streams to two workers |
 //! | bodies being read | 3 · 32 · `max_body_bytes` | counted above their first 16 KiB; a growing buffer has its old copy beside it |
 //! | reading and tokenising | 128 · `max_body_bytes` | [`AMPLIFICATION`] · the bodies that are parsed and tokenised now |
-//! | prompts and whole answers | [`HELD`] | counted when a run begins, by its tokens and what it may answer |
+//! | prompts and whole answers | [`HELD`] | counted when a run begins, and as its answer grows |
 //!
 //! [`FrontConfig::memory_bound`] adds them up. A request that finds no memory is answered 503, and others go on.
 
@@ -61,28 +61,35 @@ pub struct Memory {
     held: Arc<Semaphore>,
 }
 
-/// What one body takes; grows with it.
+/// What one body, or one run, takes; grows with it and is given back when dropped.
 #[derive(Debug)]
-pub struct BodyShare {
-    memory: Arc<Memory>,
+pub struct Share {
+    pool: Arc<Semaphore>,
     taken: Option<OwnedSemaphorePermit>,
+    /// Bytes that are not counted.
+    free: usize,
+    /// What takes all the memory when there is none left.
+    others: &'static str,
 }
 
 impl Memory {
-    pub fn new(max_body_bytes: usize) -> Arc<Self> {
+    pub fn new(max_body_bytes: usize) -> Self {
         let largest_work = kib(max_body_bytes).max(1);
-        Arc::new(Self {
+        Self {
             bodies: Arc::new(Semaphore::new(BODIES * largest_work as usize)),
             working: Arc::new(Semaphore::new(largest_work as usize)),
             largest_work,
             held: Arc::new(Semaphore::new(HELD / KIB)),
-        })
+        }
     }
 
-    pub fn body(self: &Arc<Self>) -> BodyShare {
-        BodyShare {
-            memory: self.clone(),
+    /// For a body.
+    pub fn body(&self) -> Share {
+        Share {
+            pool: self.bodies.clone(),
             taken: None,
+            free: UNCOUNTED_BODY,
+            others: "the requests that are being read",
         }
     }
 
@@ -93,62 +100,87 @@ impl Memory {
         self.working.clone().acquire_many_owned(share).await.ok()
     }
 
-    /// Room for a run's prompt and, where it is kept until it is whole, its answer.
+    /// For a run's prompt and, where it is kept until it is whole, its answer.
     ///
     /// # Errors
-    /// There is none now; or never, for an answer that is too large to be kept.
-    pub fn hold(
+    /// There is no room for the prompt now, or never any for an answer of `max_tokens`.
+    pub fn run(
         &self,
         prompt_tokens: usize,
         max_tokens: u32,
         parameters: &Parameters,
-    ) -> Result<OwnedSemaphorePermit, ApiError> {
-        let bytes = held_bytes(prompt_tokens, max_tokens, parameters);
-        if bytes > HELD {
+    ) -> Result<Holding, ApiError> {
+        // The chosen token is reported beside the likeliest.
+        let logprobs = parameters
+            .logprobs
+            .map_or(0, |top| (top as usize + 1) * LOGPROB);
+        let mut holding = Holding {
+            share: Share {
+                pool: self.held.clone(),
+                taken: None,
+                free: 0,
+                others: "the prompts and answers in flight",
+            },
+            bytes: prompt_tokens.saturating_mul(PROMPT_TOKEN),
+            token: ANSWER_TOKEN + logprobs,
+        };
+        let whole = holding.token.saturating_mul(max_tokens as usize);
+        if !parameters.stream && holding.bytes.saturating_add(whole) > HELD {
+            let field = parameters.max_tokens_field;
             let message = format!(
-                "an answer of {max_tokens} tokens with log-probabilities is too large to be kept until it is whole: set stream, or lower {}",
-                parameters.max_tokens_field
+                "an answer of {max_tokens} tokens may be too large to be kept until it is whole: set stream, or lower {field}"
             );
-            return Err(ApiError::field(parameters.max_tokens_field, message));
+            return Err(ApiError::field(field, message));
         }
-        let held = self.held.clone().try_acquire_many_owned(kib(bytes));
-        held.map_err(|_| {
-            ApiError::overloaded(
-                "the prompts and answers in flight take all the memory that this router has for them: try again",
-            )
-        })
+        holding.share.grow_to(holding.bytes)?;
+        Ok(holding)
     }
 }
 
-fn held_bytes(prompt_tokens: usize, max_tokens: u32, parameters: &Parameters) -> usize {
-    let prompt = prompt_tokens.saturating_mul(PROMPT_TOKEN);
-    if parameters.stream {
-        return prompt;
-    }
-    // The chosen token is reported beside the likeliest.
-    let logprobs = parameters
-        .logprobs
-        .map_or(0, |top| (top as usize + 1) * LOGPROB);
-    prompt.saturating_add((max_tokens as usize).saturating_mul(ANSWER_TOKEN + logprobs))
+/// What a run holds.
+#[derive(Debug)]
+pub struct Holding {
+    share: Share,
+    bytes: usize,
+    /// Bytes of a token of its answer.
+    token: usize,
 }
 
-impl BodyShare {
-    /// The body has this many bytes now.
+impl Holding {
+    /// One more token is kept until the answer is whole.
     ///
     /// # Errors
-    /// The bodies that are being read take all the memory that there is for them.
+    /// The runs in flight take all the memory that there is for them.
+    pub fn token(&mut self) -> Result<(), ApiError> {
+        self.bytes = self.bytes.saturating_add(self.token);
+        self.share.grow_to(self.bytes)
+    }
+}
+
+impl Share {
+    /// It has this many bytes now.
+    ///
+    /// # Errors
+    /// 503: there is no memory left.
     pub fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let counted = kib(bytes.saturating_sub(UNCOUNTED_BODY)) as usize;
-        let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let counted = kib(bytes.saturating_sub(self.free)) as usize;
+        let taken = self
+            .taken
+            .as_ref()
+            .map_or(0, OwnedSemaphorePermit::num_permits);
         let Ok(more @ 1..) = u32::try_from(counted.saturating_sub(taken)) else {
             return Ok(());
         };
-        let permit = self.memory.bodies.clone().try_acquire_many_owned(more);
-        let permit = permit.map_err(|_| {
-            ApiError::overloaded(
-                "the requests that are being read take all the memory that this router has for them: try again",
-            )
-        })?;
+        let permit = self
+            .pool
+            .clone()
+            .try_acquire_many_owned(more)
+            .map_err(|_| {
+                ApiError::overloaded(format!(
+                    "{} take all the memory that this router has for them: try again",
+                    self.others
+                ))
+            })?;
         match &mut self.taken {
             Some(taken) => taken.merge(permit),
             None => self.taken = Some(permit),
@@ -195,7 +227,10 @@ mod tests {
             body.grow_to((1 << 20) + UNCOUNTED_BODY).unwrap();
         }
         let error = share.grow_to(UNCOUNTED_BODY + 1).unwrap_err();
-        assert_eq!((error.status, error.code.as_deref()), (503, Some("overloaded")));
+        assert_eq!(
+            (error.status, error.code.as_deref()),
+            (503, Some("overloaded"))
+        );
         large.pop();
         share.grow_to(UNCOUNTED_BODY + 1).unwrap();
         drop((share, large));
@@ -213,16 +248,40 @@ mod tests {
     }
 
     #[test]
-    fn whole_answers_count_and_streams_do_not() {
+    fn whole_answers_count_as_they_grow() {
         let memory = Memory::new(1 << 20);
-        let streamed = memory.hold(1000, u32::MAX, &parameters(true, Some(20))).unwrap();
-        assert_eq!(streamed.num_permits(), 12);
-        let error = memory.hold(1000, 1 << 20, &parameters(false, Some(20))).unwrap_err();
-        assert_eq!((error.status, error.param.as_deref()), (400, Some("max_tokens")));
-        let _most = memory.hold(1000, 1 << 16, &parameters(false, Some(20))).unwrap();
-        let _rest = memory.hold(1000, 1 << 16, &parameters(false, Some(20))).unwrap();
-        let error = memory.hold(1000, 1 << 16, &parameters(false, Some(20))).unwrap_err();
+        let free = || memory.held.available_permits();
+        let all = free();
+        let mut run = memory
+            .run(1024, 1 << 16, &parameters(false, Some(20)))
+            .unwrap();
+        assert_eq!(free(), all - PROMPT_TOKEN);
+        for _ in 0..1024 {
+            run.token().unwrap();
+        }
+        assert_eq!(free(), all - PROMPT_TOKEN - ANSWER_TOKEN - 21 * LOGPROB);
+        // Somebody else takes the rest.
+        let rest = memory.held.try_acquire_many(u32::try_from(free()).unwrap());
+        let error = (0..1024).find_map(|_| run.token().err()).unwrap();
         assert_eq!((error.status, error.retry_after_seconds), (503, Some(1)));
+        drop((rest, run));
+        assert_eq!(free(), all);
+    }
+
+    #[test]
+    fn an_answer_that_can_never_be_kept_is_refused_unless_it_is_streamed() {
+        let memory = Memory::new(1 << 20);
+        let error = memory
+            .run(1000, 1 << 20, &parameters(false, Some(20)))
+            .unwrap_err();
+        assert_eq!(
+            (error.status, error.param.as_deref()),
+            (400, Some("max_tokens"))
+        );
+        memory.run(1000, 1 << 20, &parameters(false, None)).unwrap();
+        memory
+            .run(1000, u32::MAX, &parameters(true, Some(20)))
+            .unwrap();
     }
 
     #[test]

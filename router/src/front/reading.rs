@@ -30,14 +30,11 @@ pub struct Request {
 
 /// Reads a request of either kind.
 pub(super) async fn read(front: &Arc<Front>, kind: Kind, body: Read) -> Result<Request, ApiError> {
-    let name = match model_name(&body.bytes) {
-        Some(name) => name,
+    let Some(name) = model_name(&body.bytes) else {
         // What is wrong with it, in detail; or an unusual way to write it.
-        None => {
-            let parse = move |bytes: &[u8]| Ok(Asked::parse(kind, bytes)?.into_parameters().model);
-            let (name, body) = work(front, body, parse).await?;
-            return read_for(front, kind, name, body).await;
-        }
+        let parse = move |bytes: &[u8]| Ok(Asked::parse(kind, bytes)?.into_parameters().model);
+        let (name, body) = work(front, body, parse).await?;
+        return read_for(front, kind, name, body).await;
     };
     read_for(front, kind, name, body).await
 }

@@ -78,7 +78,11 @@ mod tests {
             ("", key.as_str(), "no certificate"),
             (&certificate, "", "the private key is not PEM"),
             (&certificate, &other, "do not go together"),
-            (&certificate, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", ""),
+            (
+                &certificate,
+                "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+                "",
+            ),
         ] {
             let error = Identity::parse(certificate.as_bytes(), key.as_bytes()).unwrap_err();
             assert!(error.contains(expected), "{error}");
@@ -104,7 +108,12 @@ mod tests {
         write(&second);
         files.look();
         assert!(!Arc::ptr_eq(&before, &files.in_force()));
-        let missing = open(folder.path().join("none"), key).unwrap_err().to_string();
-        assert!(missing.starts_with("TLS: ") && missing.contains("/none"), "{missing}");
+        let missing = open(folder.path().join("none"), key)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            missing.starts_with("TLS: ") && missing.contains("/none"),
+            "{missing}"
+        );
     }
 }

@@ -28,6 +28,7 @@ async fn collect(mut begun: Begun) -> Result<Vec<u8>, ApiError> {
         let event = begun.next().await?;
         match event.ok_or_else(ended_early)? {
             RunEvent::Token { id, logprobs } => {
+                begun.taken.holding.token()?;
                 let piece = begun.output.push(begun.model.vocabulary(), id, logprobs);
                 text.push_str(&piece.text);
                 entries.extend(piece.tokens);

@@ -121,9 +121,7 @@ mod tests {
         let error = budget(fields, 30, DefaultBudget::Rest).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("max_completion_tokens"));
         assert!(
-            error
-                .message
-                .contains("lower max_completion_tokens to 70"),
+            error.message.contains("lower max_completion_tokens to 70"),
             "{error}"
         );
     }

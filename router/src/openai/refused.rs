@@ -53,10 +53,7 @@ impl Refused {
         if neutral {
             return Ok(());
         }
-        let message = format!(
-            "{path} is not supported by this version: {}",
-            self.instead
-        );
+        let message = format!("{path} is not supported by this version: {}", self.instead);
         Err(ApiError::unsupported(path, message))
     }
 }
@@ -132,7 +129,11 @@ pub(super) const ALWAYS: &[Refused] = &[
         Neutral::False,
         "tokens are named by their text",
     ),
-    refused("logprob_token_ids", Neutral::Empty, "the likeliest are reported"),
+    refused(
+        "logprob_token_ids",
+        Neutral::Empty,
+        "the likeliest are reported",
+    ),
     refused(
         "web_search_options",
         Neutral::Never,

@@ -43,7 +43,9 @@ impl Usage {
         let mut state = self.0.lock();
         if let Some(most) = state.max_in_flight.filter(|&most| state.in_flight >= most) {
             return Err(ApiError::rate_limited(
-                format!("{most} requests of this API key are in flight, which is its limit: try again when one has ended"),
+                format!(
+                    "{most} requests of this API key are in flight, which is its limit: try again when one has ended"
+                ),
                 1,
             ));
         }
@@ -51,7 +53,9 @@ impl Usage {
             let wait = state.draw(rate, now);
             if let Err(seconds) = wait {
                 return Err(ApiError::rate_limited(
-                    format!("this API key may begin {rate} requests a minute: try again in {seconds} s"),
+                    format!(
+                        "this API key may begin {rate} requests a minute: try again in {seconds} s"
+                    ),
                     seconds,
                 ));
             }
@@ -109,7 +113,9 @@ mod tests {
         usage.begin(after(1000)).unwrap();
         assert!(usage.begin(after(1000)).is_err());
         usage.limit(None, Some(60));
-        let begun = (0..100).filter(|_| usage.begin(after(2000)).is_ok()).count();
+        let begun = (0..100)
+            .filter(|_| usage.begin(after(2000)).is_ok())
+            .count();
         assert_eq!(begun, 10);
     }
 

@@ -40,7 +40,11 @@ fn told(answer: &str) -> (u16, Option<String>, Option<String>) {
     let body: Value = serde_json::from_str(body).unwrap_or_default();
     let error = &body["error"];
     if status != 200 {
-        assert_eq!(error.as_object().map(serde_json::Map::len), Some(4), "{answer}");
+        assert_eq!(
+            error.as_object().map(serde_json::Map::len),
+            Some(4),
+            "{answer}"
+        );
     }
     let text = |name: &str| error[name].as_str().map(str::to_owned);
     (status, text("param"), text("code"))
@@ -53,7 +57,8 @@ async fn bodies_that_are_no_request_are_told_why() {
     let served = served(Setup::new(says("x", Stop))).await;
     let message = |content: &str| format!(r#"{{"model":"tiny","messages":[{content}]}}"#);
     let user = |content: &str| message(&format!(r#"{{"role":"user","content":{content}}}"#));
-    let with = |field: &str| user(r#""hi""#).replace("\"messages\"", &format!("{field},\"messages\""));
+    let with =
+        |field: &str| user(r#""hi""#).replace("\"messages\"", &format!("{field},\"messages\""));
     let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     let json = Some("invalid_json");
     let table: Vec<(String, u16, Option<&str>, Option<&str>)> = vec![
@@ -80,25 +85,85 @@ async fn bodies_that_are_no_request_are_told_why() {
         (user("null"), 400, Some("messages[0].content"), None),
         (user("{}"), 400, Some("messages[0].content"), None),
         (user("[[]]"), 400, Some("messages[0].content[0]"), None),
-        (user(r#"[{"type":"image_url","image_url":{"url":"x"}}]"#), 400, Some("messages[0].content[0].type"), Some("unsupported_parameter")),
-        (with("\"n\": 2"), 400, Some("n"), Some("unsupported_parameter")),
+        (
+            user(r#"[{"type":"image_url","image_url":{"url":"x"}}]"#),
+            400,
+            Some("messages[0].content[0].type"),
+            Some("unsupported_parameter"),
+        ),
+        (
+            with("\"n\": 2"),
+            400,
+            Some("n"),
+            Some("unsupported_parameter"),
+        ),
         (with("\"n\": 1e400"), 400, None, json),
         (with("\"max_tokens\": 1e300"), 400, Some("max_tokens"), None),
-        (with("\"max_tokens\": 99999999999999999999999"), 400, Some("max_tokens"), None),
+        (
+            with("\"max_tokens\": 99999999999999999999999"),
+            400,
+            Some("max_tokens"),
+            None,
+        ),
         (with("\"max_tokens\": -0.5"), 400, Some("max_tokens"), None),
         (with("\"top_k\": 4294967296"), 400, Some("top_k"), None),
-        (with("\"skip_special_tokens\": false"), 400, Some("skip_special_tokens"), Some("unsupported_parameter")),
-        (user(&format!("\"{}\"", "x".repeat(5000))), 400, Some("messages"), Some("context_length_exceeded")),
+        (
+            with("\"skip_special_tokens\": false"),
+            400,
+            Some("skip_special_tokens"),
+            Some("unsupported_parameter"),
+        ),
+        (
+            user(&format!("\"{}\"", "x".repeat(5000))),
+            400,
+            Some("messages"),
+            Some("context_length_exceeded"),
+        ),
         (with("\"model\": \"nope\""), 200, None, None),
-        (user(r#""hi""#).replace("}]}", "}],\"model\":\"nope\"}"), 404, Some("model"), Some("model_not_found")),
+        (
+            user(r#""hi""#).replace("}]}", "}],\"model\":\"nope\"}"),
+            404,
+            Some("model"),
+            Some("model_not_found"),
+        ),
         // Strange, and served.
-        (user(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#), 200, None, None),
-        (user(r#""\ud83d\ude00\u0000\uffff""#), 400, Some("messages"), None),
+        (
+            user(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#),
+            200,
+            None,
+            None,
+        ),
+        (
+            user(r#""\ud83d\ude00\u0000\uffff""#),
+            400,
+            Some("messages"),
+            None,
+        ),
         (with("\"seed\": -9223372036854775808"), 200, None, None),
-        (with("\"max_tokens\": 5.0, \"temperature\": 1e-300"), 200, None, None),
-        (with("\"\": {}, \"constructor\": {\"__proto__\": 1}"), 200, None, None),
-        (with(&format!("\"unknown\": {}", deep(100))), 200, None, None),
-        (with(&format!("\"unknown\": [{}0]", "{\"\":0},".repeat(20_000))), 200, None, None),
+        (
+            with("\"max_tokens\": 5.0, \"temperature\": 1e-300"),
+            200,
+            None,
+            None,
+        ),
+        (
+            with("\"\": {}, \"constructor\": {\"__proto__\": 1}"),
+            200,
+            None,
+            None,
+        ),
+        (
+            with(&format!("\"unknown\": {}", deep(100))),
+            200,
+            None,
+            None,
+        ),
+        (
+            with(&format!("\"unknown\": [{}0]", "{\"\":0},".repeat(20_000))),
+            200,
+            None,
+            None,
+        ),
     ];
     for (body, status, param, code) in table {
         let answer = raw(served.address, &posted(CHAT, body.as_bytes())).await;
@@ -187,10 +252,23 @@ async fn http_that_is_wrong_or_rare_is_refused_or_served() {
     let wide = format!("x-a: {}\r\n", "b".repeat(100_000));
     let table: Vec<(String, &str)> = vec![
         // Served.
-        (format!("POST /v1/completions HTTP/1.0\r\ncontent-length: {length}\r\n\r\n{body}"), "200"),
-        (head(&format!("expect: 100-continue\r\ncontent-length: {length}\r\n")) + body, "100"),
+        (
+            format!("POST /v1/completions HTTP/1.0\r\ncontent-length: {length}\r\n\r\n{body}"),
+            "200",
+        ),
+        (
+            head(&format!(
+                "expect: 100-continue\r\ncontent-length: {length}\r\n"
+            )) + body,
+            "100",
+        ),
         (head("transfer-encoding: chunked\r\n") + &chunked, "200"),
-        (head(&format!("content-type: text/plain\r\ncontent-length: {length}\r\n")) + body, "200"),
+        (
+            head(&format!(
+                "content-type: text/plain\r\ncontent-length: {length}\r\n"
+            )) + body,
+            "200",
+        ),
         // Told why not, in OpenAI's form.
         (get("/v1/models/%ff"), "400"),
         (get("/v1/models/%00"), "404"),
@@ -199,8 +277,14 @@ async fn http_that_is_wrong_or_rare_is_refused_or_served() {
         (get("/v1/completions"), "405"),
         (get("/v1/models").replace("GET", "BREW"), "405"),
         (head("content-length: 200000000\r\n"), "413"),
-        (head("transfer-encoding: chunked\r\n") + "fffffff\r\n" + &"x".repeat(5 << 20), "413"),
-        (head("transfer-encoding: chunked\r\n") + "zz\r\ngarbage", "400"),
+        (
+            head("transfer-encoding: chunked\r\n") + "fffffff\r\n" + &"x".repeat(5 << 20),
+            "413",
+        ),
+        (
+            head("transfer-encoding: chunked\r\n") + "zz\r\ngarbage",
+            "400",
+        ),
         // No HTTP, or not one that has an answer in any form: the status says it.
         ("\0\0\0\0\r\n\r\n".into(), "400 "),
         ("GET / HTTP/9.9\r\n\r\n".into(), "400 "),

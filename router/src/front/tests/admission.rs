@@ -23,7 +23,8 @@ async fn the_more_urgent_request_is_served_first() {
     let (front, mut started) = one_at_a_time(10).front();
     let routes = front.routes();
     let ask = |priority: i32| {
-        let request = chat(&json!({"priority": priority, "user": "x", "max_tokens": 10 + priority}));
+        let request =
+            chat(&json!({"priority": priority, "user": "x", "max_tokens": 10 + priority}));
         tokio::spawn(routes.clone().oneshot(request))
     };
     let first = ask(0);
@@ -230,21 +231,13 @@ async fn a_key_has_its_own_limits() {
     };
     limited("in flight").await;
     // Another key does not notice.
-    let other = tokio::spawn(
-        routes
-            .clone()
-            .oneshot(under("secret-b", chat(&json!({})))),
-    );
+    let other = tokio::spawn(routes.clone().oneshot(under("secret-b", chat(&json!({})))));
     finish(&started.recv().await.unwrap().1).await;
     assert_eq!(other.await.unwrap().unwrap().status(), 200);
     finish(&sink).await;
     first.await.unwrap().unwrap();
     // Two at once are ten seconds' worth; the second ends at once, and the third has to wait.
-    let second = tokio::spawn(
-        routes
-            .clone()
-            .oneshot(under("secret-a", chat(&json!({})))),
-    );
+    let second = tokio::spawn(routes.clone().oneshot(under("secret-a", chat(&json!({})))));
     finish(&started.recv().await.unwrap().1).await;
     second.await.unwrap().unwrap();
     let wait = limited("requests a minute").await;

@@ -238,7 +238,8 @@ async fn bodies_that_do_not_come_keep_nobody_from_being_served() {
     let mut slow = Vec::new();
     for _ in 0..50 {
         let mut client = TcpStream::connect(served.address).await.unwrap();
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{";
+        let head =
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{";
         client.write_all(head.as_bytes()).await.unwrap();
         slow.push(client);
     }
