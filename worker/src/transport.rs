@@ -187,6 +187,12 @@ pub trait BlockSink: Send {
         fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> Result<io::Result<usize>, HandoffFailure>;
 
+    /// Whether the checksum of this block's bytes will be asked for. A transport that has them at hand sums them then.
+    fn wants_checksum(&self, index: u32) -> bool {
+        let _ = index;
+        true
+    }
+
     /// All bytes of a block are in place. An error ends the fetch.
     fn arrived(&mut self, arrival: &Arrival) -> Result<(), HandoffFailure>;
 

@@ -10,20 +10,59 @@ use baton_protocol::checksum::{CHUNK_BYTES, Total, chunk_hash};
 
 /// Checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> u64 {
-    let chunks = bytes.chunks(CHUNK_BYTES);
     let mut total = Total::new(bytes.len());
+    add(&mut total, bytes);
+    total.finish()
+}
+
+/// Adds whole chunks, and what is left of the last.
+fn add(total: &mut Total, bytes: &[u8]) {
+    let chunks = bytes.chunks(CHUNK_BYTES);
     #[cfg(target_arch = "x86_64")]
     if ifma::usable() {
         for chunk in chunks {
-            // SAFETY: `usable` has just said that the instructions are there; the source is `chunk` itself.
+            // SAFETY: `usable` has just said that the instructions are there.
             total.add(unsafe { ifma::hash(chunk) });
         }
-        return total.finish();
+        return;
     }
     for chunk in chunks {
         total.add(chunk_hash(chunk));
     }
-    total.finish()
+}
+
+/// The checksum of bytes that come piece by piece, each summed while it is still in the nearest cache.
+#[derive(Debug)]
+pub(super) struct Growing {
+    total: Total,
+    summed: usize,
+}
+
+impl Growing {
+    /// Of `length` bytes in all.
+    pub(super) fn new(length: usize) -> Self {
+        Self {
+            total: Total::new(length),
+            summed: 0,
+        }
+    }
+
+    /// `bytes` are all that have come, from the first on.
+    pub(super) fn advance(&mut self, bytes: &[u8]) {
+        let whole = bytes.len() / CHUNK_BYTES * CHUNK_BYTES;
+        self.add(bytes.get(self.summed..whole).unwrap_or_default());
+    }
+
+    /// `bytes` are all of them.
+    pub(super) fn finish(mut self, bytes: &[u8]) -> u64 {
+        self.add(bytes.get(self.summed..).unwrap_or_default());
+        self.total.finish()
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        add(&mut self.total, bytes);
+        self.summed += bytes.len();
+    }
 }
 
 /// Copies `target.len()` bytes from `source` and returns the checksum of what was written to `target`.
@@ -203,6 +242,22 @@ mod tests {
             let expected = baton_protocol::checksum::checksum(&bytes);
             assert_eq!(checksum(&bytes), expected, "{length} bytes");
             assert_eq!(copied(&bytes), (bytes, expected), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn pieces_sum_to_the_whole() {
+        let bytes: Vec<u8> = (0..30_001_u32).map(|at| (at * 7 >> 3) as u8).collect();
+        for piece in [1, 100, 4096, 5000, 30_001] {
+            let mut growing = Growing::new(bytes.len());
+            for end in (0..bytes.len()).step_by(piece) {
+                growing.advance(&bytes[..end]);
+            }
+            assert_eq!(
+                growing.finish(&bytes),
+                checksum(&bytes),
+                "pieces of {piece}"
+            );
         }
     }
 

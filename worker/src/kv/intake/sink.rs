@@ -8,8 +8,8 @@ use baton_protocol::hash::BlockHash;
 use tokio::time::Instant;
 
 use super::verify::{ChecksumMode, Expected, verify};
-use crate::kv::{Proof, Reservation};
 use crate::kv::store::{BlockId, BlockStore};
+use crate::kv::{Proof, Reservation};
 use crate::transport::{Arrival, BlockSink};
 
 /// The reserved blocks as a transport sees them. Holds them by number: whoever owns it keeps the reservation meanwhile.
@@ -109,6 +109,13 @@ impl BlockSink for ReservedSink {
     ) -> Result<io::Result<usize>, HandoffFailure> {
         let position = self.position(index)?;
         Ok(fill(&mut self.store.write(self.blocks[position])))
+    }
+
+    fn wants_checksum(&self, index: u32) -> bool {
+        self.position(index).is_ok_and(|position| {
+            let last = self.expected[position].last;
+            self.mode.covers(index, last)
+        })
     }
 
     fn arrived(&mut self, arrival: &Arrival) -> Result<(), HandoffFailure> {

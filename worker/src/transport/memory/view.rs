@@ -109,9 +109,9 @@ impl View {
         self.cell(index).is_some_and(|cell| cell.still(seen))
     }
 
-    /// Copies a piece and returns the checksum of what was copied. `None` when there is no such piece or `target` has another size.
-    /// The owner may change the piece meanwhile: ask [`Self::still`] before using the bytes.
-    pub fn copy(&self, index: u32, target: &mut [u8]) -> Option<u64> {
+    /// Copies a piece, and returns the checksum of what was copied if it is `summed`. Without a piece or a `target` of that size:
+    /// `None`. The owner may change the piece meanwhile: ask [`Self::still`] before using the bytes.
+    pub fn copy(&self, index: u32, target: &mut [u8], summed: bool) -> Option<Option<u64>> {
         let at = self.shape.piece_at(index)?;
         if target.len() != self.shape.piece_bytes() {
             return None;
@@ -119,7 +119,14 @@ impl View {
         // SAFETY: `shape` was checked against the file's size, which cannot shrink, so the range is mapped; it is another mapping than
         // any that `target` can lie in, since this one cannot be written. The owner's writes race with these reads as a device's
         // would: no reference to the bytes is made, and they count for nothing until the header is seen unchanged.
-        Some(unsafe { checksum::copy(self.mapping.address.add(at).as_ptr(), target) })
+        unsafe {
+            let source = self.mapping.address.add(at).as_ptr();
+            if summed {
+                return Some(Some(checksum::copy(source, target)));
+            }
+            std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len());
+        }
+        Some(None)
     }
 }
 
@@ -152,10 +159,13 @@ mod tests {
         let seen = view.header(1).expect("published");
         assert_eq!(seen.header, header);
         let mut copy = vec![0; 8192];
-        let sum = view.copy(1, &mut copy);
+        let sum = view.copy(1, &mut copy, true);
         assert!(view.still(1, &seen));
-        assert_eq!(sum, Some(baton_protocol::checksum::checksum(&copy)));
+        assert_eq!(sum, Some(Some(baton_protocol::checksum::checksum(&copy))));
         assert_eq!(copy, pieces[1].bytes());
+        let mut unsummed = vec![0; 8192];
+        assert_eq!(view.copy(1, &mut unsummed, false), Some(None));
+        assert_eq!(unsummed, copy);
         arena.header(1).expect("there").retract();
         assert!(!view.still(1, &seen));
     }
@@ -164,9 +174,9 @@ mod tests {
     fn nothing_is_read_beside_the_arena() {
         let (arena, _pieces) = Arena::new(shape(3)).expect("memory");
         let view = View::map(arena.file().expect("memfd"), shape(3)).expect("an arena");
-        assert_eq!(view.copy(3, &mut [0; 8192]), None);
-        assert_eq!(view.copy(u32::MAX, &mut [0; 8192]), None);
-        assert_eq!(view.copy(0, &mut [0; 8191]), None);
+        assert_eq!(view.copy(3, &mut [0; 8192], true), None);
+        assert_eq!(view.copy(u32::MAX, &mut [0; 8192], false), None);
+        assert_eq!(view.copy(0, &mut [0; 8191], false), None);
         assert_eq!(view.header(3), None);
     }
 

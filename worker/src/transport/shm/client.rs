@@ -308,16 +308,17 @@ impl Reading<'_> {
         sink: &mut dyn BlockSink,
     ) -> Result<Arrival, TransportError> {
         let address = self.request.address.as_str();
+        let summed = sink.wants_checksum(index);
         let seen = self.view.header(block);
-        let mut sum = None;
+        let mut copied = None;
         let placed = sink
             .place(index, &mut |target| {
-                sum = self.view.copy(block, target);
-                Ok(if sum.is_some() { target.len() } else { 0 })
+                copied = self.view.copy(block, target, summed);
+                Ok(if copied.is_some() { target.len() } else { 0 })
             })
             .map_err(TransportError::Refused)?;
         placed.map_err(lost(address))?;
-        let Some(sum) = sum else {
+        let Some(checksum) = copied else {
             return Err(protocol(
                 address,
                 "it named a block that its arena does not have",
@@ -329,7 +330,7 @@ impl Reading<'_> {
             promised,
             before: seen.map(|seen| seen.header).unwrap_or_default(),
             after: still.map(|seen| seen.header).unwrap_or_default(),
-            checksum: Some(sum),
+            checksum,
         })
     }
 }

@@ -10,11 +10,14 @@ use tokio::time::timeout;
 use super::TcpOptions;
 use super::frame::{Frame, MAX_TRANSFER, Open, PREAMBLE, Why};
 use super::kept::Kept;
+use crate::transport::checksum::Growing;
 use crate::transport::{Arrival, BlockSink, End, FetchRequest, Obstacle, TransportError};
 
 /// Control bytes are read in pieces of this size. What is read beyond a `Block` frame is the start of its bytes and has to be
 /// copied; this is small beside a block.
 const READ: usize = 512;
+/// Bytes of a block are read in pieces of this size: large beside the cost of a call, small beside a core's second cache.
+const PIECE: usize = 128 << 10;
 
 struct Connection<'a> {
     stream: Stream,
@@ -152,7 +155,7 @@ impl Connection<'_> {
                     if index != next || sealed.is_some_and(|end| !tell(end, sink)) {
                         return Err(self.protocol("its blocks are out of order"));
                     }
-                    self.bytes(index, request.block_bytes, sink).await?;
+                    let checksum = self.bytes(index, request.block_bytes, sink).await?;
                     let Frame::Tail { after } = self.frame().await? else {
                         return Err(self.protocol("a block came without its tail"));
                     };
@@ -161,7 +164,7 @@ impl Connection<'_> {
                         promised,
                         before,
                         after,
-                        checksum: None,
+                        checksum,
                     })
                     .map_err(TransportError::Refused)?;
                     next += 1;
@@ -186,18 +189,29 @@ impl Connection<'_> {
         }
     }
 
-    /// Moves the block's bytes into their place: what the buffer has of them, then straight from the socket.
+    /// Moves the block's bytes into their place: what the buffer has of them, then straight from the socket. Returns their
+    /// checksum, if the sink wants it.
     async fn bytes(
         &mut self,
         index: u32,
         length: usize,
         sink: &mut dyn BlockSink,
-    ) -> Result<(), TransportError> {
+    ) -> Result<Option<u64>, TransportError> {
+        let mut growing = sink.wants_checksum(index).then(|| Growing::new(length));
+        let mut checksum = None;
+        let mut sum = |filled: &[u8]| match &mut growing {
+            Some(_) if filled.len() == length => {
+                checksum = growing.take().map(|growing| growing.finish(filled));
+            }
+            Some(growing) => growing.advance(filled),
+            None => {}
+        };
         let buffered = self.buffer.len().min(length);
         let (buffer, stream) = (&self.buffer, &self.stream);
         self.place(sink, index, &mut |target| {
             check_length(target, length)?;
             target[..buffered].copy_from_slice(&buffer[..buffered]);
+            sum(&target[..buffered]);
             Ok(buffered)
         })?;
         let mut filled = buffered;
@@ -206,18 +220,29 @@ impl Connection<'_> {
                 .await
                 .map_err(|_| self.silent())?
                 .map_err(|cause| self.lost(cause))?;
-            let read = self.place(sink, index, &mut |target| {
-                check_length(target, length)?;
-                match stream.try_read(&mut target[filled..]) {
-                    Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-                    other => other,
+            // As much as is there, in pieces: each is summed before the next pushes it out of the cache.
+            loop {
+                let end = length.min(filled + PIECE);
+                let read = self.place(sink, index, &mut |target| {
+                    check_length(target, length)?;
+                    match stream.try_read(&mut target[filled..end]) {
+                        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                        Ok(read) => {
+                            sum(&target[..filled + read]);
+                            Ok(read)
+                        }
+                        Err(error) => Err(error),
+                    }
+                })?;
+                filled += read;
+                if read == 0 || filled == length {
+                    break;
                 }
-            })?;
-            filled += read;
+            }
         }
         self.buffer.drain(..buffered);
-        Ok(())
+        Ok(checksum)
     }
 
     fn place(
