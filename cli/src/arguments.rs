@@ -76,6 +76,14 @@ pub(crate) struct UpArguments {
     /// generating, print why each went where it went, and go on serving.
     #[arg(long, env = "BATON_TOUR")]
     pub(crate) tour: bool,
+    /// Give up when not all is ready after this many seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        env = "BATON_READY_SECONDS"
+    )]
+    pub(crate) ready_seconds: u64,
     /// Where fetched models are kept [default: $XDG_CACHE_HOME/baton or ~/.cache/baton].
     #[arg(long, value_name = "DIR", env = "BATON_CACHE")]
     pub(crate) cache: Option<PathBuf>,
@@ -97,15 +105,23 @@ pub(crate) struct AskArguments {
     #[arg(long, env = "BATON_MODE")]
     pub(crate) mode: Option<String>,
     /// At most so many tokens in the answer.
-    #[arg(long, default_value_t = 128, env = "BATON_MAX_TOKENS")]
+    #[arg(long, default_value_t = 128, env = "BATON_MAX_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// 0 takes the likeliest token each time.
-    #[arg(long, default_value_t = 0.0, env = "BATON_TEMPERATURE")]
+    /// From 0, which takes the likeliest token each time, to 2.
+    #[arg(long, default_value_t = 0.0, env = "BATON_TEMPERATURE", value_parser = temperature)]
     pub(crate) temperature: f64,
     #[command(flatten)]
     pub(crate) records: RecordArguments,
     #[command(flatten)]
     pub(crate) output: OutputArguments,
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    // What is no number is in no range.
+    text.parse()
+        .ok()
+        .filter(|number| (0.0..=2.0).contains(number))
+        .ok_or_else(|| "must be a number from 0 to 2".to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -173,6 +189,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_no_router_would_take_is_not_sent() {
+        for word in ["nan", "inf", "-0.1", "2.1", "warm", ""] {
+            assert!(temperature(word).is_err(), "{word}");
+        }
+        assert_eq!(temperature("0.7"), Ok(0.7));
+        assert!(Arguments::try_parse_from(["baton", "ask", "x", "--max-tokens", "0"]).is_err());
     }
 
     #[test]

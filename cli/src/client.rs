@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::uri::InvalidUri;
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+
+use baton_protocol::sse::Decoder;
 
 use crate::failure::wrong_input;
 
@@ -80,20 +83,40 @@ pub(crate) fn run(headers: &HeaderMap) -> Option<String> {
 
 impl Client {
     /// `address` is `HOST:PORT` or `http://HOST:PORT`.
-    pub(crate) fn new(address: &str) -> Self {
+    ///
+    /// # Errors
+    /// It is neither.
+    pub(crate) fn new(address: &str) -> anyhow::Result<Self> {
         let base = if address.contains("://") {
             address.to_owned()
         } else {
             format!("http://{address}")
         };
+        let base = base.trim_end_matches('/').to_owned();
+        let wrong = |problem: &str| {
+            wrong_input(format!(
+                "{address:?} is no address of a router: {problem}; give HOST:PORT or http://HOST:PORT"
+            ))
+        };
+        let uri: Uri = base
+            .parse()
+            .map_err(|error: InvalidUri| wrong(&error.to_string()))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(scheme) => return Err(wrong(&format!("this command does not speak {scheme}"))),
+            None => return Err(wrong("it has no scheme")),
+        }
+        if uri.path().len() > 1 || uri.query().is_some() {
+            return Err(wrong("it goes on after the port"));
+        }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
-        Self {
+        Ok(Self {
             pool: Pool::builder(TokioExecutor::new()).build(connector),
-            base: base.trim_end_matches('/').to_owned(),
+            base,
             token: None,
-        }
+        })
     }
 
     /// Sends this bearer token with each request.
@@ -166,9 +189,18 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request
-            .body(Full::new(body))
-            .with_context(|| format!("{} is no address of a router", self.base))?;
+        // The address was read when this was made, so what cannot be sent is in the path or a header.
+        let request = request.body(Full::new(body)).map_err(|error| {
+            let sent: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
+            wrong_input(format!(
+                "cannot ask for {path:?} with {}: {error}",
+                if sent.is_empty() {
+                    "no headers of its own".to_owned()
+                } else {
+                    sent.join(", ")
+                }
+            ))
+        })?;
         self.pool.request(request).await.with_context(|| {
             format!(
                 "no router answers at {}: is baton up running there?",
@@ -199,9 +231,12 @@ impl Client {
 pub(crate) struct Events {
     pub(crate) headers: HeaderMap,
     body: Incoming,
-    lines: Lines,
+    decoder: Decoder,
     ended: bool,
 }
+
+/// Bytes of one event: a token with twenty alternatives has a hundredth of it.
+const LONGEST_EVENT: usize = 1 << 20;
 
 impl Events {
     fn new(response: http::Response<Incoming>) -> Self {
@@ -209,7 +244,7 @@ impl Events {
         Self {
             headers: head.headers,
             body,
-            lines: Lines::default(),
+            decoder: Decoder::new(LONGEST_EVENT),
             ended: false,
         }
     }
@@ -220,15 +255,13 @@ impl Events {
     /// The stream breaks off, or ends with an error event.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Value>> {
         loop {
-            while let Some(line) = self.lines.next() {
-                let Some(data) = line.strip_prefix("data:").map(str::trim) else {
-                    continue;
-                };
-                if data == "[DONE]" {
+            while let Some(event) = self.decoder.next_event() {
+                if event.data.trim() == "[DONE]" {
                     self.ended = true;
                     return Ok(None);
                 }
-                let value: Value = serde_json::from_str(data).context("an event is not JSON")?;
+                let value: Value =
+                    serde_json::from_str(&event.data).context("an event is not JSON")?;
                 if let Some(message) = value["error"]["message"].as_str() {
                     bail!("the router ended the stream: {message}");
                 }
@@ -237,7 +270,9 @@ impl Events {
             match self.body.frame().await {
                 Some(frame) => {
                     if let Ok(data) = frame.context("the stream broke off")?.into_data() {
-                        self.lines.push(&data);
+                        self.decoder
+                            .push(&data)
+                            .context("the stream cannot be read")?;
                     }
                 }
                 None if self.ended => return Ok(None),
@@ -247,54 +282,47 @@ impl Events {
     }
 }
 
-/// Whole lines out of pieces.
-#[derive(Debug, Default)]
-struct Lines {
-    buffer: Vec<u8>,
-    start: usize,
-}
-
-impl Lines {
-    fn push(&mut self, bytes: &[u8]) {
-        self.buffer.drain(..self.start);
-        self.start = 0;
-        self.buffer.extend_from_slice(bytes);
-    }
-
-    fn next(&mut self) -> Option<String> {
-        let rest = &self.buffer[self.start..];
-        let end = rest.iter().position(|byte| *byte == b'\n')?;
-        let line = String::from_utf8_lossy(&rest[..end])
-            .trim_end_matches('\r')
-            .to_owned();
-        self.start += end + 1;
-        Some(line)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_put_together_from_pieces() {
-        let mut lines = Lines::default();
-        lines.push(b"data: {\"a\"");
-        assert_eq!(lines.next(), None);
-        lines.push(b":1}\r\n\r\ndata: [DO");
-        assert_eq!(lines.next().as_deref(), Some("data: {\"a\":1}"));
-        assert_eq!(lines.next().as_deref(), Some(""));
-        assert_eq!(lines.next(), None);
-        lines.push(b"NE]\n");
-        assert_eq!(lines.next().as_deref(), Some("data: [DONE]"));
+    fn an_address_may_be_short() {
+        for (address, base) in [
+            ("127.0.0.1:8001", "http://127.0.0.1:8001"),
+            ("http://h:1/", "http://h:1"),
+            ("[::1]:1", "http://[::1]:1"),
+        ] {
+            assert_eq!(Client::new(address).unwrap().base(), base);
+        }
     }
 
     #[test]
-    fn an_address_may_be_short() {
-        assert_eq!(
-            Client::new("127.0.0.1:8001").base(),
-            "http://127.0.0.1:8001"
+    fn what_is_no_address_is_said_before_anything_is_sent() {
+        for (address, problem) in [
+            ("", "invalid format"),
+            ("a b", "invalid uri character"),
+            ("https://h:1", "does not speak https"),
+            ("http://h:1/v1", "goes on after the port"),
+            ("h:99999999", "invalid authority"),
+        ] {
+            let error = Client::new(address).unwrap_err().to_string();
+            assert!(error.contains("is no address of a router"), "{error}");
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_that_cannot_be_sent_is_not_blamed_on_the_address() {
+        let client = Client::new("127.0.0.1:1").unwrap();
+        let error = client
+            .post("/v1/x", &[("x-baton-mode", "a\nb")], &Value::Null)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("cannot ask for \"/v1/x\" with x-baton-mode: "),
+            "{error}"
         );
-        assert_eq!(Client::new("http://h:1/").base(), "http://h:1");
     }
 }

@@ -1,5 +1,7 @@
 //! Decision records, from a state directory or from a router.
 
+mod awaited;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,6 +17,8 @@ use crate::arguments::RecordArguments;
 use crate::client::{Client, token};
 use crate::failure::wrong_input;
 
+pub(crate) use awaited::Awaited;
+
 /// Where records are.
 #[derive(Debug)]
 pub(crate) enum Records {
@@ -27,12 +31,12 @@ const LAST: usize = 1024;
 
 impl Records {
     /// # Errors
-    /// The token's file cannot be read.
+    /// The token's file cannot be read, or the address is none.
     pub(crate) fn of(arguments: &RecordArguments) -> anyhow::Result<Self> {
         Ok(match &arguments.admin {
             Some(address) => {
                 let token = token(arguments.admin_token_file.as_deref())?;
-                Self::Router(Box::new(Client::new(address).with_token(token)))
+                Self::Router(Box::new(Client::new(address)?.with_token(token)))
             }
             None => Self::StateDir(arguments.state_dir.clone()),
         })
@@ -210,14 +214,18 @@ impl Digests {
         records: &[DecisionRecord],
     ) -> anyhow::Result<()> {
         for record in records {
-            let named = (&record.coefficients, &record.policy.digest);
-            if !self.coefficients.contains_key(named.0) {
-                let set = fetched(client, "coefficients", named.0).await?;
-                self.coefficients.insert(named.0.clone(), set);
+            let later = record.later_decisions.iter();
+            let sets = later.map(|decision| &decision.coefficients);
+            for digest in std::iter::once(&record.coefficients).chain(sets) {
+                if !self.coefficients.contains_key(digest) {
+                    let set = fetched(client, "coefficients", digest).await?;
+                    self.coefficients.insert(digest.clone(), set);
+                }
             }
-            if !self.policies.contains_key(named.1) {
-                let policy = fetched(client, "policies", named.1).await?;
-                self.policies.insert(named.1.clone(), policy);
+            let digest = &record.policy.digest;
+            if !self.policies.contains_key(digest) {
+                let policy = fetched(client, "policies", digest).await?;
+                self.policies.insert(digest.clone(), policy);
             }
         }
         Ok(())

@@ -14,10 +14,11 @@ use baton_placement::policy::{
 use crate::failure::wrong_input;
 
 /// The policy as placement has it. Pools are those of `resources` that the references name, and their transports'
-/// order is the first decode pool's; where `resources` hold no pools (a policy read alone), names are taken as they are.
+/// order is the first decode pool's. A name that is not in `resources` (a policy read alone, or with some of its pools)
+/// is taken as it is.
 ///
 /// # Errors
-/// Placement refuses the policy; the message names the field.
+/// Placement refuses the policy, or labels select no pool of `resources`; the message names the field.
 pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::Result<Policy> {
     let spec = &policy.spec;
     let transports = policy
@@ -37,8 +38,8 @@ pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::
         generation: 1,
         model: spec.model.clone(),
         aliases: spec.aliases.clone(),
-        prefill_pools: pools(policy, PoolRole::Prefill, &spec.prefill_pools, resources),
-        decode_pools: pools(policy, PoolRole::Decode, &spec.decode_pools, resources),
+        prefill_pools: pools(policy, PoolRole::Prefill, resources)?,
+        decode_pools: pools(policy, PoolRole::Decode, resources)?,
         mode: mode(spec),
         overrides: match spec.overrides {
             from::Overrides::Ignored => Overrides::Ignored,
@@ -91,20 +92,34 @@ pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::
 fn pools(
     policy: &RoutePolicy,
     role: PoolRole,
-    references: &[from::PoolReference],
     resources: &Resources,
-) -> Vec<String> {
-    if resources.pools.is_empty() {
-        return references
+) -> anyhow::Result<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for (index, (reference, pools)) in policy.references(role, resources).into_iter().enumerate() {
+        let mut found: Vec<String> = pools
             .iter()
-            .filter_map(|reference| reference.name.clone())
+            .map(|pool| pool.metadata.name.clone())
             .collect();
+        if found.is_empty() {
+            let Some(name) = &reference.name else {
+                let field = match role {
+                    PoolRole::Prefill => "prefillPools",
+                    PoolRole::Decode => "decodePools",
+                };
+                let path = format!("spec.{field}[{index}]");
+                let message = format!(
+                    "no {} here has these labels: give the pools in the same file, or name them",
+                    role.kind()
+                );
+                let problem = policy.origin.problem(policy.title(), &path, message);
+                return Err(wrong_input(problem.to_string()));
+            };
+            found.push(name.clone());
+        }
+        found.retain(|name| !names.contains(name));
+        names.append(&mut found);
     }
-    policy
-        .pools(role, resources)
-        .iter()
-        .map(|pool| pool.metadata.name.clone())
-        .collect()
+    Ok(names)
 }
 
 fn mode(spec: &from::RoutePolicySpec) -> Mode {
@@ -278,6 +293,29 @@ mod tests {
     #[test]
     fn what_is_left_out_is_placements_own_default() {
         assert_eq!(policy("").unwrap(), Policy::new("p", "m", &[], &["d"]));
+    }
+
+    #[test]
+    fn a_pool_that_is_not_in_the_file_keeps_its_name_and_labels_need_the_pools() {
+        let text = |second: &str| {
+            format!(
+                "apiVersion: serving.baton.dev/v1alpha1\nkind: DecodePool\nmetadata: {{name: here, labels: {{a: b}}}}\nspec: {{model: {{name: m, source: {{uri: \"builtin://tiny\"}}}}, engine: {{type: Builtin}}}}\n---\n\
+                 apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: p}}\nspec: {{model: m, prefillPools: [{{name: far}}], decodePools: [{{name: away}}, {second}, {{name: here}}]}}\n"
+            )
+        };
+        let read = |second: &str| {
+            let text = text(second);
+            let resources = read_documents([("p.yaml", text.as_str())]).unwrap();
+            to_policy(&resources.policies[0], &resources)
+        };
+        let policy = read("{selector: {matchLabels: {a: b}}}").unwrap();
+        assert_eq!(policy.prefill_pools, ["far"]);
+        assert_eq!(policy.decode_pools, ["away", "here"]);
+        let error = read("{selector: {matchLabels: {a: c}}}").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "p.yaml:9: RoutePolicy p: spec.decodePools[1]: no DecodePool here has these labels: give the pools in the same file, or name them"
+        );
     }
 
     #[test]

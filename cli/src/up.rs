@@ -26,11 +26,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use baton_crds::{PoolRole, Resources};
 use baton_placement::policy::Policy;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use self::child::Program;
 use self::interrupt::Interrupt;
@@ -40,7 +41,7 @@ use self::processes::{Process, Processes, write_whole};
 use self::ready::Fleet;
 use self::state_dir::StateDir;
 use self::supervise::Supervisor;
-use crate::arguments::UpArguments;
+use crate::arguments::{Output, UpArguments};
 use crate::client::{self, Client};
 use crate::failure::Verdict;
 use crate::model::{self, Weights};
@@ -68,6 +69,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     if arguments.check {
         check::possible(&policies)?;
     }
+    let token = client::token(arguments.admin_token_file.as_deref())?;
     let state = StateDir::open(&arguments.state_dir)?;
     let interrupt = Interrupt::listen()?;
 
@@ -114,8 +116,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
 
     let processes = Arc::new(Processes::new(&state.path)?);
     let mut supervisor = Supervisor::new(processes);
-    let token = client::token(arguments.admin_token_file.as_deref())?;
-    let client = Client::new(&admin.to_string()).with_token(token);
+    let client = Client::new(&admin.to_string())?.with_token(token);
     let mut fleet = Fleet::new(client.clone());
     // From here on the children hold the ports themselves.
     drop(ports);
@@ -164,18 +165,52 @@ async fn serve(
     listen: SocketAddr,
     admin: Client,
 ) -> anyhow::Result<Verdict> {
-    fleet.ready().await?;
-    terminal::lines(fleet.table().await?)?;
-    terminal::line(&format!("ready http://{listen} admin {}", admin.base()))?;
-    let traffic = traffic::Traffic::new(listen, admin.clone());
+    fleet
+        .ready(Duration::from_secs(arguments.ready_seconds))
+        .await?;
+    announce(arguments, &fleet.view().await?, listen, admin.base())?;
+    let traffic = traffic::Traffic::new(listen, admin.clone())?;
     if arguments.check {
         return check::check(&traffic, policies, arguments.output.output).await;
     }
     if arguments.tour {
-        tour::tour(&traffic, policies).await?;
-        terminal::line("serving until Ctrl-C; try: baton ask \"Tell me a story about a fox.\"")?;
+        let output = arguments.output.output;
+        // What is served is served, whatever becomes of the tour.
+        if let Err(error) = tour::tour(&traffic, policies, output).await {
+            terminal::note(&format!("the tour ends here: {error:#}"));
+        }
+        let serving = "serving until Ctrl-C; try: baton ask \"Tell me a story about a fox.\"";
+        match output {
+            Output::Table => terminal::line(serving)?,
+            Output::Json => terminal::note(serving),
+        }
     }
     std::future::pending().await
+}
+
+/// Says that all is ready. Results go to standard output: with `--check` in JSON, that is the check's and nothing else.
+fn announce(
+    arguments: &UpArguments,
+    fleet: &Value,
+    listen: SocketAddr,
+    admin: &str,
+) -> anyhow::Result<()> {
+    let ready = format!("ready http://{listen} admin {admin}");
+    match arguments.output.output {
+        Output::Table => {
+            terminal::lines(ready::workers(fleet))?;
+            terminal::line(&ready)
+        }
+        Output::Json if arguments.check => {
+            terminal::note(&ready);
+            Ok(())
+        }
+        Output::Json => terminal::json(&json!({
+            "ready": format!("http://{listen}"),
+            "admin": admin,
+            "workers": fleet["workers"],
+        })),
+    }
 }
 
 /// The models of all workers, by the text of their location.

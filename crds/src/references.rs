@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::nearest::nearest;
 use crate::policy::PoolReference;
+use crate::pool::ModelSource;
 use crate::problem::Problem;
 use crate::resources::{Pool, PoolRole, Resources, RoutePolicy};
+use crate::source::ModelLocation;
 
 /// The pools that a policy's references of `role` name, each once.
 pub(crate) fn named<'a>(
@@ -14,18 +16,34 @@ pub(crate) fn named<'a>(
     resources: &'a Resources,
 ) -> Vec<&'a Pool> {
     let mut pools: Vec<&Pool> = Vec::new();
-    for reference in references(policy, role) {
-        for pool in resources
-            .pools
-            .iter()
-            .filter(|pool| matches(reference, role, policy, pool))
-        {
+    for (_, found) in followed(policy, role, resources) {
+        for pool in found {
             if !pools.iter().any(|known| std::ptr::eq(*known, pool)) {
                 pools.push(pool);
             }
         }
     }
     pools
+}
+
+/// Each reference of `role` with the pools that it names.
+pub(crate) fn followed<'p, 'a>(
+    policy: &'p RoutePolicy,
+    role: PoolRole,
+    resources: &'a Resources,
+) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
+    references(policy, role)
+        .iter()
+        .map(|reference| {
+            let pools = resources.pools.iter();
+            (
+                reference,
+                pools
+                    .filter(|pool| matches(reference, role, policy, pool))
+                    .collect(),
+            )
+        })
+        .collect()
 }
 
 fn references(policy: &RoutePolicy, role: PoolRole) -> &[PoolReference] {
@@ -231,13 +249,21 @@ fn pairs(resources: &Resources) -> Vec<String> {
     warnings
 }
 
+/// What two sources have in common if they are the same: a file is one however it is written, an image or a claim is its name.
+fn source(source: &ModelSource) -> String {
+    match source.location() {
+        Ok(ModelLocation::Cluster) => format!("{source:?}"),
+        location => format!("{location:?}"),
+    }
+}
+
 fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
     let (p, d) = (&prefill.spec, &decode.spec);
     let fields = [
         (
             "spec.model.source",
-            format!("{:?}", p.model.source.location()),
-            format!("{:?}", d.model.source.location()),
+            source(&p.model.source),
+            source(&d.model.source),
         ),
         (
             "spec.model.revision",

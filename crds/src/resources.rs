@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::check::Findings;
 use crate::node::{self, Node};
-use crate::policy::RoutePolicySpec;
+use crate::policy::{PoolReference, RoutePolicySpec};
 use crate::pool::PoolSpec;
 use crate::problem::Problem;
 use crate::schema::policy::ROUTE_POLICY;
@@ -114,6 +114,16 @@ impl RoutePolicy {
     #[must_use]
     pub fn title(&self) -> String {
         format!("RoutePolicy {}", self.metadata.name)
+    }
+
+    /// Each of this policy's references of `role`, with the pools of `resources` that it names.
+    #[must_use]
+    pub fn references<'p, 'a>(
+        &'p self,
+        role: PoolRole,
+        resources: &'a Resources,
+    ) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
+        references::followed(self, role, resources)
     }
 
     /// The pools of `resources` that this policy's references of `role` name, in the order of the references.

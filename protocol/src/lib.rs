@@ -9,6 +9,7 @@
 //! - [`hash`]: block hashes that *find* KV; [`header`] and [`checksum`]: what *proves* it.
 //! - [`lifecycle`]: states of a run and the one table of legal events.
 //! - [`failure`]: classes of failure and what is done about each.
+//! - [`sse`]: reads server-sent events from the pieces of a stream.
 
 pub mod card;
 pub mod checksum;
@@ -18,6 +19,7 @@ pub mod header;
 pub mod identity;
 pub mod ids;
 pub mod lifecycle;
+pub mod sse;
 
 #[allow(
     missing_debug_implementations,

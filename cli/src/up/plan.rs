@@ -1,9 +1,10 @@
 //! What `baton up` starts: a worker per replica, each with its configuration, and the policies. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use baton_crds::pool::{EngineType, SimulatedTiming, Transport};
+use baton_crds::resources::Metadata;
 use baton_crds::{ModelLocation, Pool, PoolRole, Problem, Resources};
 use serde_json::{Value, json};
 
@@ -31,19 +32,15 @@ pub(crate) struct WorkerPlan {
 pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Problem>> {
     let mut problems = Vec::new();
     let mut workers = Vec::new();
-    let mut namespaces = BTreeSet::new();
+    let namespace = namespace(resources);
     let mut names = BTreeMap::new();
     for (index, pool) in resources.pools.iter().enumerate() {
         let mut wrong = |path: &str, message: String| {
             problems.push(pool.origin.problem(pool.title(), path, message));
         };
-        namespaces.insert(pool.metadata.namespace.as_str());
-        if namespaces.len() == 2 {
-            let all = namespaces.iter().copied().collect::<Vec<_>>().join(" and ");
-            wrong(
-                "metadata.namespace",
-                format!("baton up serves one namespace, found {all}: use one"),
-            );
+        if let Some(problem) = elsewhere(&pool.metadata, namespace) {
+            wrong("metadata.namespace", problem);
+            continue;
         }
         if let Some(other) = names.insert(pool.metadata.name.as_str(), pool.role)
             && other != pool.role
@@ -88,6 +85,11 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
     // Stable: within a role, the order of the resources.
     workers.sort_by_key(|worker| worker.role);
     for policy in &resources.policies {
+        if let Some(problem) = elsewhere(&policy.metadata, namespace) {
+            let path = "metadata.namespace";
+            problems.push(policy.origin.problem(policy.title(), path, problem));
+            continue;
+        }
         let serves = |role| {
             policy
                 .pools(role, resources)
@@ -108,6 +110,22 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
     } else {
         Err(problems)
     }
+}
+
+/// The one namespace that is served: the first policy's, since nothing is served without a policy.
+fn namespace(resources: &Resources) -> &str {
+    let first = resources.policies.first().map(|policy| &policy.metadata);
+    let first = first.or_else(|| resources.pools.first().map(|pool| &pool.metadata));
+    first.map_or("default", |metadata| metadata.namespace.as_str())
+}
+
+fn elsewhere(metadata: &Metadata, namespace: &str) -> Option<String> {
+    (metadata.namespace != namespace).then(|| {
+        format!(
+            "baton up serves one namespace, found {} beside {namespace}: use one",
+            metadata.namespace
+        )
+    })
 }
 
 /// The worker's configuration file, as `baton-worker serve --config` reads it.
@@ -202,6 +220,7 @@ fn seeded(timing: &SimulatedTiming, name: &str) -> SimulatedTiming {
 fn transport(transport: &Transport) -> &'static str {
     match transport {
         Transport::Local => "Local",
+        Transport::Shm => "Shm",
         Transport::Tcp => "Tcp",
     }
 }
@@ -316,6 +335,41 @@ mod tests {
         assert_eq!(timing(&workers[0])["prefillBaseMicroseconds"], 7);
         assert_ne!(timing(&workers[0])["seed"], timing(&workers[1])["seed"]);
         assert_eq!(timing(&workers[0]), timing(&workers[0]));
+    }
+
+    #[test]
+    fn each_object_of_another_namespace_is_named_once() {
+        let object = |kind: &str, name: &str, namespace: &str, spec: &str| {
+            format!(
+                "apiVersion: serving.baton.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {spec}\n---\n"
+            )
+        };
+        let pool = "{model: {name: m, source: {uri: \"builtin://tiny\"}}, engine: {type: Builtin}}";
+        let policy = "{model: m, decodePools: [{name: d}]}";
+        let text = [
+            object("DecodePool", "d", "two", pool),
+            object("DecodePool", "d", "one", pool),
+            object("PrefillPool", "d", "two", pool),
+            object("RoutePolicy", "p", "one", policy),
+            object("RoutePolicy", "q", "two", policy),
+        ]
+        .concat();
+        let resources = read_fleet([("f.yaml", text.as_str())]).unwrap();
+        let problems: Vec<String> = workers(&resources)
+            .unwrap_err()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let problem =
+            "metadata.namespace: baton up serves one namespace, found two beside one: use one";
+        assert_eq!(
+            problems,
+            [
+                format!("f.yaml:3: DecodePool d: {problem}"),
+                format!("f.yaml:13: PrefillPool d: {problem}"),
+                format!("f.yaml:23: RoutePolicy q: {problem}"),
+            ]
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 /// One running process.
@@ -15,6 +16,14 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     /// Where it is reached: a router's OpenAI API, a worker's control service.
     pub(crate) address: String,
+}
+
+impl Process {
+    /// Whether there is a process of this id.
+    pub(crate) fn is_alive(&self) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid).is_ok())
+    }
 }
 
 /// The file, and what stands in it.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use serde_json::Value;
 
 use super::supervise::Health;
@@ -11,6 +12,8 @@ use crate::table::{Align, Table};
 use crate::terminal::{Status, note};
 
 const POLL: Duration = Duration::from_millis(200);
+/// One answer of the admin address; a router that is alive gives it in milliseconds.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// The children as the router sees them.
 #[derive(Debug)]
@@ -33,12 +36,21 @@ impl Fleet {
     }
 
     /// Returns when the router answers and sees every worker ready. A child that fails before ends the wait from outside.
-    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// Not all is ready within this time, or the admin address will never tell.
+    pub(crate) async fn ready(&mut self, within: Duration) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut status = Status::new();
         loop {
-            let view = self.admin.get_good("/v1/fleet").await.ok();
-            self.note(view.as_ref());
+            let mut missing = None;
+            match self.ask("/v1/fleet").await {
+                Ok(view) => self.note(&view),
+                Err(Unheard::Refused(why)) => {
+                    bail!("{why}: give the token with --admin-token-file")
+                }
+                Err(Unheard::NotNow(why)) => missing = Some(why),
+            }
             let waiting = self
                 .children
                 .iter()
@@ -48,16 +60,50 @@ impl Fleet {
                 &progress(&self.children),
                 &format!("({} s)", started.elapsed().as_secs()),
             );
-            if waiting == 0 && self.admin.get_good("/readyz").await.is_ok() {
+            if waiting == 0 {
+                match self.ask("/readyz").await {
+                    Ok(_) => {
+                        status.end();
+                        return Ok(());
+                    }
+                    Err(Unheard::Refused(why) | Unheard::NotNow(why)) => missing = Some(why),
+                }
+            }
+            if started.elapsed() >= within {
                 status.end();
-                return Ok(());
+                bail!(
+                    "not ready after {} s: {}{}; the logs in the state directory say more, --ready-seconds waits longer",
+                    within.as_secs(),
+                    progress(&self.children),
+                    missing.map_or_else(String::new, |why| format!(" ({why})"))
+                );
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    fn note(&self, view: Option<&Value>) {
-        let Some(view) = view else { return };
+    async fn ask(&self, path: &str) -> Result<Value, Unheard> {
+        let answer = tokio::time::timeout(ANSWER, self.admin.get(path))
+            .await
+            .map_err(|_| {
+                Unheard::NotNow(format!(
+                    "no answer of {}{path} within {} s",
+                    self.admin.base(),
+                    ANSWER.as_secs()
+                ))
+            })?
+            .map_err(|error| Unheard::NotNow(format!("{error:#}")))?;
+        if answer.status.is_success() {
+            return Ok(answer.body);
+        }
+        let why = format!("{}{path} answers {}", self.admin.base(), answer.complaint());
+        Err(match answer.status.as_u16() {
+            401 | 403 => Unheard::Refused(why),
+            _ => Unheard::NotNow(why),
+        })
+    }
+
+    fn note(&self, view: &Value) {
         for (index, (name, health)) in self.children.iter().enumerate() {
             if index == 0 || state_of(view, name) == Some("Ready") {
                 health.has_served();
@@ -65,14 +111,23 @@ impl Fleet {
         }
     }
 
-    /// The workers, one a line; pairs that cannot work together are noted.
-    pub(crate) async fn table(&self) -> anyhow::Result<Vec<String>> {
+    /// The fleet as the router lists it; pairs that cannot work together are noted.
+    pub(crate) async fn view(&self) -> anyhow::Result<Value> {
         let view = self.admin.get_good("/v1/fleet").await?;
         for pair in incompatible(&view) {
             note(&pair);
         }
-        Ok(workers(&view))
+        Ok(view)
     }
+}
+
+/// Why the admin address gave no answer.
+#[derive(Debug)]
+enum Unheard {
+    /// It never will.
+    Refused(String),
+    /// It may yet.
+    NotNow(String),
 }
 
 fn state_of<'a>(view: &'a Value, name: &str) -> Option<&'a str> {
@@ -97,7 +152,8 @@ fn progress(children: &[(String, Arc<Health>)]) -> String {
     words.collect::<Vec<String>>().join(" · ")
 }
 
-fn workers(view: &Value) -> Vec<String> {
+/// The workers of a fleet, one a line.
+pub(crate) fn workers(view: &Value) -> Vec<String> {
     let mut table = Table::new([
         ("worker", Align::Left),
         ("role", Align::Left),
@@ -169,16 +225,15 @@ mod tests {
 
     #[test]
     fn a_worker_is_ready_when_the_router_says_so() {
-        let mut fleet = Fleet::new(Client::new("127.0.0.1:1"));
+        let mut fleet = Fleet::new(Client::new("127.0.0.1:1").unwrap());
         for name in ["router", "prefill-0", "decode-0"] {
             fleet.add(name, Arc::new(Health::default()));
         }
-        fleet.note(None);
         assert_eq!(
             progress(&fleet.children),
             "router loading · prefill-0 loading · decode-0 loading"
         );
-        fleet.note(Some(&view()));
+        fleet.note(&view());
         assert_eq!(
             progress(&fleet.children),
             "router ready · prefill-0 ready · decode-0 loading"

@@ -167,74 +167,121 @@ mod tests {
 
     use super::*;
 
-    fn keep(supervisor: &mut Supervisor, folder: &Path, script: &str) -> Arc<Health> {
-        let program = Program {
-            name: "worker".into(),
+    /// None of these takes a second on a machine that works.
+    const PATIENCE_OF_TESTS: Duration = Duration::from_secs(60);
+
+    fn program(folder: &Path, name: &str, script: &str) -> Program {
+        Program {
+            name: name.into(),
             path: "/bin/sh".into(),
             arguments: vec!["-c".into(), script.into()],
-            log: folder.join("worker.log"),
-        };
+            log: folder.join(format!("{name}.log")),
+        }
+    }
+
+    fn keep(supervisor: &mut Supervisor, folder: &Path, name: &str, script: &str) -> Arc<Health> {
         let process = Process {
-            name: "worker".into(),
+            name: name.into(),
             role: "decode".into(),
             pid: 0,
             address: "a".into(),
         };
-        supervisor.keep(program, process)
+        supervisor.keep(program(folder, name, script), process)
+    }
+
+    /// Ends with its end, and fails when it has none.
+    async fn bounded<T>(what: impl Future<Output = T>) -> T {
+        tokio::time::timeout(PATIENCE_OF_TESTS, what).await.unwrap()
+    }
+
+    /// Looks again and again until there is something.
+    async fn seen<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        bounded(async {
+            loop {
+                if let Some(found) = look() {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+    }
+
+    /// Process ids of these children, once all run.
+    async fn pids(folder: &Path, names: &[&str]) -> Vec<u32> {
+        seen(|| {
+            let running = Processes::read(folder).unwrap();
+            let pid =
+                |name: &&str| Some(running.iter().find(|process| process.name == **name)?.pid);
+            names.iter().map(pid).collect()
+        })
+        .await
+    }
+
+    fn supervisor(folder: &Path) -> Supervisor {
+        Supervisor::new(Arc::new(Processes::new(folder).unwrap()))
     }
 
     #[tokio::test]
-    async fn a_child_that_never_served_is_given_up_with_its_last_words() {
+    async fn a_child_that_never_served_is_given_up_with_its_last_words_and_the_others_are_ended() {
         let folder = tempfile::tempdir().unwrap();
-        let processes = Arc::new(Processes::new(folder.path()).unwrap());
-        let mut supervisor = Supervisor::new(processes);
-        keep(
-            &mut supervisor,
-            folder.path(),
-            "echo 'error: no such model' >&2; exit 1",
-        );
-        let error = supervisor.failed().await.to_string();
+        let mut supervisor = supervisor(folder.path());
+        keep(&mut supervisor, folder.path(), "other", "exec sleep 1000");
+        let [other] = pids(folder.path(), &["other"]).await[..] else {
+            panic!("one child")
+        };
+        let script = "echo 'error: no such model' >&2; exit 1";
+        keep(&mut supervisor, folder.path(), "worker", script);
+        let error = bounded(supervisor.failed()).await.to_string();
         assert_eq!(
             error,
             "worker ended with status 1 before it was ready: error: no such model"
         );
+        assert_eq!(pids(folder.path(), &["other"]).await, [other], "it runs on");
+        bounded(supervisor.end()).await;
         assert_eq!(Processes::read(folder.path()).unwrap(), []);
-        supervisor.end().await;
+        assert!(!Path::new(&format!("/proc/{other}")).exists());
     }
 
     #[tokio::test]
-    async fn a_child_that_served_is_started_again_under_the_same_name() {
+    async fn a_child_that_served_is_started_again_and_the_others_are_not() {
         let folder = tempfile::tempdir().unwrap();
-        let processes = Arc::new(Processes::new(folder.path()).unwrap());
-        let mut supervisor = Supervisor::new(processes);
+        let mut supervisor = supervisor(folder.path());
+        let other = keep(&mut supervisor, folder.path(), "other", "exec sleep 1000");
+        other.has_served();
         // It waits for a word that comes once it was said to have served, then crashes.
         let script = format!(
             "while [ ! -e {0}/go ]; do sleep 0.01; done; exit 9",
             folder.path().display()
         );
-        let health = keep(&mut supervisor, folder.path(), &script);
+        let health = keep(&mut supervisor, folder.path(), "worker", &script);
         health.has_served();
+        let before = pids(folder.path(), &["other", "worker"]).await;
         std::fs::write(folder.path().join("go"), "").unwrap();
-        while health.starts() < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        supervisor.end().await;
+        seen(|| (health.starts() >= 2).then_some(())).await;
+        assert_eq!(other.starts(), 1);
+        assert_eq!(pids(folder.path(), &["other"]).await, before[..1]);
+        bounded(supervisor.end()).await;
         assert_eq!(Processes::read(folder.path()).unwrap(), []);
     }
 
     #[tokio::test]
-    async fn all_children_are_ended_together() {
+    async fn all_children_are_ended_together_also_one_that_will_not() {
         let folder = tempfile::tempdir().unwrap();
-        let processes = Arc::new(Processes::new(folder.path()).unwrap());
-        let mut supervisor = Supervisor::new(processes);
-        keep(&mut supervisor, folder.path(), "sleep 1000");
-        let pid = loop {
-            match Processes::read(folder.path()).unwrap().first() {
-                Some(process) => break process.pid,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        };
-        supervisor.end().await;
-        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+        let mut supervisor = supervisor(folder.path());
+        keep(&mut supervisor, folder.path(), "meek", "exec sleep 1000");
+        let stubborn = format!(
+            "trap '' TERM; touch {}/deaf; while :; do sleep 0.05; done",
+            folder.path().display()
+        );
+        keep(&mut supervisor, folder.path(), "stubborn", &stubborn);
+        let pids = pids(folder.path(), &["meek", "stubborn"]).await;
+        seen(|| folder.path().join("deaf").exists().then_some(())).await;
+        let hurry = supervisor.hurry();
+        tokio::join!(bounded(supervisor.end()), async { hurry.cancel() });
+        for pid in pids {
+            assert!(!Path::new(&format!("/proc/{pid}")).exists());
+        }
+        assert_eq!(Processes::read(folder.path()).unwrap(), []);
     }
 }

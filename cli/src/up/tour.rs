@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use baton_placement::policy::Policy;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::prompts;
 use super::traffic::{Ask, Generating, Traffic};
+use crate::arguments::Output;
 use crate::explain::sentence;
-use crate::terminal::{line, note};
+use crate::terminal::{self, line, note};
 
 /// Sentences of the long prompt: some hundreds of tokens.
 const LONG: usize = 16;
@@ -25,7 +26,14 @@ const BUSY_WAIT: Duration = Duration::from_secs(120);
 
 /// Shows a short and a long request on idle workers, and the long one again while every decode worker generates, for the
 /// first policy.
-pub(crate) async fn tour(traffic: &Traffic, policies: &[Policy]) -> anyhow::Result<()> {
+///
+/// # Errors
+/// A request is refused, or the workers do not become idle or busy in time.
+pub(crate) async fn tour(
+    traffic: &Traffic,
+    policies: &[Policy],
+    output: Output,
+) -> anyhow::Result<()> {
     let policy = policies
         .first()
         .context("there is a policy where there is a fleet")?;
@@ -39,31 +47,31 @@ pub(crate) async fn tour(traffic: &Traffic, policies: &[Policy]) -> anyhow::Resu
     };
 
     idle(traffic).await?;
-    show(
-        traffic,
-        "a short prompt, workers idle",
-        ask(prompts::SHORT, "tour-1"),
-    )
-    .await?;
+    let short = ask(prompts::SHORT, "tour-1");
+    show(traffic, output, "a short prompt, workers idle", short).await?;
     idle(traffic).await?;
-    show(traffic, "a long prompt, workers idle", ask(&long, "tour-2")).await?;
+    let alone = ask(&long, "tour-2");
+    show(traffic, output, "a long prompt, workers idle", alone).await?;
 
     note("tour: giving every decode worker something to generate");
     let busy = keep_busy(traffic, policy).await?;
     // Another salt: what the second request left in the caches is of no use to this one.
-    show(
-        traffic,
-        "the long prompt again, every decode worker generating",
-        ask(&long, "tour-3"),
-    )
-    .await?;
+    let again = ask(&long, "tour-3");
+    let title = "the long prompt again, every decode worker generating";
+    show(traffic, output, title, again).await?;
     drop(busy);
     idle(traffic).await
 }
 
-async fn show(traffic: &Traffic, title: &str, ask: Ask<'_>) -> anyhow::Result<()> {
+async fn show(traffic: &Traffic, output: Output, title: &str, ask: Ask<'_>) -> anyhow::Result<()> {
     let answered = traffic.ask(ask).await?;
     let record = &answered.record;
+    if output == Output::Json {
+        return terminal::json(&json!({
+            "title": title, "run": record.run, "tokens": record.input.tokens, "reason": record.reason.word(),
+            "explanation": record.explanation, "text": answered.text,
+        }));
+    }
     line(&format!(
         "{title} ({} tokens), run {}",
         record.input.tokens, record.run
@@ -90,6 +98,9 @@ async fn keep_busy(
     loop {
         let view = traffic.fleet().await?;
         let all = decode_workers(&view, policy).count();
+        if all == 0 {
+            bail!("no decode worker of RoutePolicy {} is ready", policy.name);
+        }
         let waiting: Vec<String> = decode_workers(&view, policy)
             .filter(|worker| worker["runningSequences"].as_u64() == Some(0))
             .map(|worker| worker["id"].as_str().unwrap_or_default().to_owned())
@@ -150,6 +161,13 @@ fn decode_workers<'a>(view: &'a Value, policy: &'a Policy) -> impl Iterator<Item
         .filter(move |worker| in_pool(worker) && worker["state"] == "Ready")
 }
 
+/// Whether a worker that takes part runs or queues anything. What a lost one ran when it was last heard of is over.
+fn is_busy(worker: &Value) -> bool {
+    worker["state"] != "Lost"
+        && (worker["runningSequences"].as_u64() != Some(0)
+            || worker["queuedTokens"].as_u64() != Some(0))
+}
+
 /// Returns when no worker runs or queues anything.
 async fn idle(traffic: &Traffic) -> anyhow::Result<()> {
     let started = Instant::now();
@@ -159,10 +177,7 @@ async fn idle(traffic: &Traffic) -> anyhow::Result<()> {
             .as_array()
             .into_iter()
             .flatten()
-            .any(|worker| {
-                worker["runningSequences"].as_u64() != Some(0)
-                    || worker["queuedTokens"].as_u64() != Some(0)
-            });
+            .any(is_busy);
         if !busy {
             return Ok(());
         }
@@ -173,5 +188,20 @@ async fn idle(traffic: &Traffic) -> anyhow::Result<()> {
             );
         }
         tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_worker_is_neither_busy_nor_to_be_kept_busy() {
+        let worker = |state: &str, running: u64| json!({"id": "d", "pool": "decode", "state": state, "runningSequences": running, "queuedTokens": 0});
+        assert!(is_busy(&worker("Ready", 1)) && is_busy(&worker("Draining", 1)));
+        assert!(!is_busy(&worker("Ready", 0)) && !is_busy(&worker("Lost", 1)));
+        let policy = Policy::new("p", "m", &[], &["decode"]);
+        let view = json!({"workers": [worker("Ready", 0), worker("Lost", 0)]});
+        assert_eq!(decode_workers(&view, &policy).count(), 1);
     }
 }

@@ -7,9 +7,8 @@ use anyhow::{Context, bail};
 use baton_placement::record::DecisionRecord;
 use serde_json::{Value, json};
 
-use crate::ask::wait_for_record;
 use crate::client::{Client, Events};
-use crate::records::Records;
+use crate::records::{Awaited, Records};
 
 /// A record is written when its run has ended.
 const RECORD_WAIT: Duration = Duration::from_secs(10);
@@ -43,12 +42,12 @@ pub(crate) struct Answered {
 }
 
 impl Traffic {
-    pub(crate) fn new(listen: SocketAddr, admin: Client) -> Self {
-        Self {
-            api: Client::new(&listen.to_string()),
+    pub(crate) fn new(listen: SocketAddr, admin: Client) -> anyhow::Result<Self> {
+        Ok(Self {
+            api: Client::new(&listen.to_string())?,
             records: Records::Router(Box::new(admin.clone())),
             admin,
-        }
+        })
     }
 
     /// Sends greedily and waits for the end and for the record.
@@ -78,7 +77,8 @@ impl Traffic {
             .as_str()
             .unwrap_or_default()
             .to_owned();
-        let record = wait_for_record(&self.records, &run, RECORD_WAIT).await?;
+        let mut awaited = Awaited::from_now(&self.records);
+        let record = awaited.record(&run, RECORD_WAIT).await?;
         Ok(Answered {
             text,
             tokens,

@@ -225,7 +225,8 @@ impl Tracked {
         let Some(last) = self.sequence else {
             return Ok(());
         };
-        let expected = last + u64::from(cache_event);
+        // A number that no worker reaches, and that anyone may send.
+        let expected = last.wrapping_add(u64::from(cache_event));
         if found != expected {
             return Err(WatchError::Gap {
                 worker: self.id.clone(),
@@ -305,10 +306,13 @@ impl Tracked {
                 }
             }),
             Event::SnapshotEnd(_) => {
-                if let Cache::Loading(blocks) = std::mem::replace(&mut self.cache, Cache::Live) {
-                    let blocks: Vec<_> = blocks.into_iter().collect();
-                    index.apply(self.slot, IndexEvent::Snapshot(&blocks));
-                }
+                // The end of one that never began says nothing of what is held.
+                let Cache::Loading(blocks) = &mut self.cache else {
+                    return Ok(Change::Nothing);
+                };
+                let blocks: Vec<_> = std::mem::take(blocks).into_iter().collect();
+                self.cache = Cache::Live;
+                index.apply(self.slot, IndexEvent::Snapshot(&blocks));
                 Ok(Change::Index)
             }
             Event::Load(load) => {

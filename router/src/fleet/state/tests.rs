@@ -215,3 +215,24 @@ fn constants_that_are_no_costs_are_not_taken() {
         "the last good ones stay"
     );
 }
+
+#[test]
+fn the_end_of_a_snapshot_that_never_began_makes_nothing_live() {
+    let mut bench = Bench::new();
+    bench.send(1, 0, card_event(&samples::card("d"))).unwrap();
+    let end = watch_event::Event::SnapshotEnd(wire::SnapshotEnd {});
+    assert_eq!(bench.send(1, 0, end).unwrap(), Change::Nothing);
+    bench.send(1, 1, stored(&[7])).unwrap();
+    assert_eq!(bench.depth(&[7]), 0, "events without a place to count from");
+    assert_eq!(bench.worker.resume(), None);
+}
+
+#[test]
+fn the_largest_sequence_has_no_event_after_it() {
+    let mut bench = Bench::new();
+    bench.send(1, 0, card_event(&samples::card("d"))).unwrap();
+    bench.send(1, u64::MAX, begin()).unwrap();
+    let gap = bench.send(1, u64::MAX, stored(&[7])).unwrap_err();
+    assert!(matches!(gap, WatchError::Gap { expected: 0, .. }), "{gap}");
+    assert_eq!(bench.worker.resume(), None);
+}

@@ -1,0 +1,68 @@
+//! Fuzz targets: what is parsed from outside, each with a check that any bytes must pass.
+//!
+//! A target is a function from bytes that panics when a property is broken. The properties say more than "no panic": what is
+//! written again reads the same, limits hold, an error blames one thing in few words, an index equals a plain model of it.
+//!
+//! - [`http_body`]: chat and completion requests, from the body to the tokens of the prompt. [`sse`]: event streams, read and written.
+//! - [`transport_frames`]: control frames beside KV bytes. [`kv_events`]: a worker's Watch stream into the router's prefix index.
+//! - [`gguf`]: model files. [`policy_yaml`]: the three resources.
+//! - [`seeds`]: inputs that are right, to begin from. [`corpus`]: the kept inputs.
+//!
+//! `corpus/TARGET/` holds inputs that reach something new, `findings/TARGET/` inputs that once broke a property. `cargo test` runs
+//! them all, without a fuzzer. `make fuzz SECONDS=60` looks for new ones (see `fuzz/run`).
+//!
+//! What is absent: a sanitizer (the code fuzzed here has no `unsafe`), and nightly Rust (`fuzz/instrument` adds the counters).
+
+pub mod corpus;
+pub mod gguf;
+pub mod http_body;
+pub mod kv_events;
+pub mod policy_yaml;
+pub mod seeds;
+pub mod sse;
+pub mod transport_frames;
+
+/// A target and where its inputs lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Folder under `corpus/` and `findings/`; the binary is `fuzz-NAME`.
+    pub name: &'static str,
+    /// Panics when a property is broken.
+    pub check: fn(&[u8]),
+    /// Inputs that are right, each with a word for its file.
+    pub seeds: fn() -> Vec<(String, Vec<u8>)>,
+}
+
+/// Every target.
+pub const TARGETS: [Target; 6] = [
+    Target {
+        name: "http-body",
+        check: http_body::check,
+        seeds: seeds::requests,
+    },
+    Target {
+        name: "sse",
+        check: sse::check,
+        seeds: seeds::streams,
+    },
+    Target {
+        name: "transport-frames",
+        check: transport_frames::check,
+        seeds: seeds::frames,
+    },
+    Target {
+        name: "kv-events",
+        check: kv_events::check,
+        seeds: seeds::events::seeds,
+    },
+    Target {
+        name: "gguf",
+        check: gguf::check,
+        seeds: seeds::model_files::seeds,
+    },
+    Target {
+        name: "policy-yaml",
+        check: policy_yaml::check,
+        seeds: seeds::resources,
+    },
+];
