@@ -214,11 +214,7 @@ impl Fleet {
                 .map_err(|error| error.to_string())?;
             let stale = workers.iter().filter(|worker| !is_fresh(worker));
             let stale = stale.map(|worker| format!("{}: no fresh report: {worker}", worker["id"]));
-            let busy: Vec<String> = workers
-                .iter()
-                .filter_map(occupied)
-                .chain(stale)
-                .collect();
+            let busy: Vec<String> = workers.iter().filter_map(occupied).chain(stale).collect();
             if busy.is_empty() && !workers.is_empty() {
                 Ok(())
             } else {

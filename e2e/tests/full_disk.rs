@@ -73,7 +73,10 @@ fn written(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jsonl") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "jsonl")
+        {
             text.push_str(&std::fs::read_to_string(path)?);
         }
     }

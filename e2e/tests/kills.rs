@@ -73,9 +73,11 @@ fn first_attempt(record: &Record) -> Result<BTreeSet<State>> {
 
 /// What a record must say of a run that was disturbed: it went on, and why.
 fn was_disturbed(record: &Record) -> bool {
-    let second = record.0["states"]
-        .as_array()
-        .is_some_and(|states| states.iter().any(|entry| entry["attempt"].as_u64() > Some(1)));
+    let second = record.0["states"].as_array().is_some_and(|states| {
+        states
+            .iter()
+            .any(|entry| entry["attempt"].as_u64() > Some(1))
+    });
     second || !record.0["fallback"].is_null()
 }
 
@@ -149,10 +151,11 @@ fn the_decode_worker_is_killed_before_and_after_its_first_token() {
         for mode in ["Aggregated", "Disaggregated"] {
             for when in [When::BeforeItsFirstToken, When::WhileItStreams] {
                 let salt = format!("{mode}-{when:?}");
-                let killed = under_a_stream(&fleet, mode, &salt, when, &expected, async |process| {
-                    fleet.kill(process).await
-                })
-                .await?;
+                let killed =
+                    under_a_stream(&fleet, mode, &salt, when, &expected, async |process| {
+                        fleet.kill(process).await
+                    })
+                    .await?;
                 fleet.back(&killed).await?;
                 fleet.idle(SETTLED).await?;
             }
@@ -255,7 +258,11 @@ async fn under_a_stream<T>(
         "{salt}: {text:?} instead of {:?}",
         expected.text
     );
-    ensure!(started.elapsed() < DEADLINE, "{salt}: {:?}", started.elapsed());
+    ensure!(
+        started.elapsed() < DEADLINE,
+        "{salt}: {:?}",
+        started.elapsed()
+    );
     let record = Record::of(&fleet.admin, &run).await?;
     record.check_order()?;
     ensure!(was_disturbed(&record), "{salt}: undisturbed: {}", record.0);

@@ -175,7 +175,10 @@ fn manifest() -> Manifest {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "what was seen, for a reader of the log")]
+#[allow(
+    clippy::print_stdout,
+    reason = "what was seen, for a reader of the log"
+)]
 fn a_thousand_requests_while_workers_are_killed() {
     scenario(async {
         let fleet = Fleet::of(&manifest()).await?;
@@ -200,7 +203,10 @@ fn a_thousand_requests_while_workers_are_killed() {
         }
         fleet.idle(SETTLED * 2).await?;
 
-        let given_up = ends.iter().filter(|end| matches!(end, End::GivenUp)).count();
+        let given_up = ends
+            .iter()
+            .filter(|end| matches!(end, End::GivenUp))
+            .count();
         let failed: Vec<&String> = ends
             .iter()
             .filter_map(|end| match end {
@@ -216,7 +222,10 @@ fn a_thousand_requests_while_workers_are_killed() {
             failed.iter().take(5).collect::<Vec<_>>()
         );
         let compared = compare(&fleet, &plans, &ends).await?;
-        ensure!(compared + failed.len() == waited_for, "some were not compared");
+        ensure!(
+            compared + failed.len() == waited_for,
+            "some were not compared"
+        );
         println!(
             "{REQUESTS} requests, {given_up} given up, {kills} kills, {} failed, {compared} equal to the aggregated answer",
             failed.len()
@@ -227,7 +236,10 @@ fn a_thousand_requests_while_workers_are_killed() {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "what was seen, for a reader of the log")]
+#[allow(
+    clippy::print_stdout,
+    reason = "what was seen, for a reader of the log"
+)]
 fn memory_is_flat_over_a_thousand_requests() {
     scenario(async {
         let fleet = Fleet::of(&manifest()).await?;
@@ -243,7 +255,11 @@ fn memory_is_flat_over_a_thousand_requests() {
         let after = memory(&fleet)?;
         for (name, now) in &after {
             let then = before.get(name).with_context(|| format!("{name} is new"))?;
-            println!("{name}: {} MiB, {} MiB a thousand requests before", now >> 20, then >> 20);
+            println!(
+                "{name}: {} MiB, {} MiB a thousand requests before",
+                now >> 20,
+                then >> 20
+            );
             ensure!(
                 now.saturating_sub(*then) < FLAT,
                 "{name} grew from {then} to {now} bytes in a thousand requests"
