@@ -218,10 +218,8 @@ impl Writer {
         let json: Arc<str> = match serde_json::to_string(&record) {
             Ok(json) => json.into(),
             Err(error) => {
-                return self.complain(Lost {
-                    records: 1,
-                    source: error.into(),
-                });
+                let source = error.into();
+                return self.complain(&Lost { records: 1, source });
             }
         };
         self.recent.add(RecentRecord::new(&record, json.clone()));
@@ -232,7 +230,7 @@ impl Writer {
                 let tidied = self.tidy();
                 self.check(tidied);
             }
-            Err(lost) => self.complain(lost),
+            Err(lost) => self.complain(&lost),
         }
         for fleet in fleets {
             let set = fleet.coefficients.as_ref();
@@ -249,7 +247,7 @@ impl Writer {
         match self.files.flush() {
             Ok(()) if self.well => self.complained = false,
             Ok(()) => {}
-            Err(lost) => self.complain(lost),
+            Err(lost) => self.complain(&lost),
         }
         self.well = true;
     }
@@ -277,12 +275,12 @@ impl Writer {
 
     fn check(&mut self, outcome: Result<(), impl Into<Lost>>) {
         if let Err(error) = outcome {
-            self.complain(error.into());
+            self.complain(&error.into());
         }
     }
 
     /// A full disk does not stop serving. What it costs is counted, and said once until everything can be written again.
-    fn complain(&mut self, lost: Lost) {
+    fn complain(&mut self, lost: &Lost) {
         self.well = false;
         self.metrics.record_overflow.inc_by(lost.records);
         if !std::mem::replace(&mut self.complained, true) {

@@ -172,6 +172,7 @@ impl Drive {
     async fn try_plans(&mut self) -> Ending {
         let mut again = 0;
         loop {
+            self.count_states();
             if self.sink.client_gone.is_cancelled() {
                 return Ending::ClientGone;
             }

@@ -10,7 +10,6 @@ use super::progress::Party;
 use crate::run::RunRequest;
 use crate::trace::{Leg, RunTrace};
 
-
 /// One attempt of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Legs<'a> {

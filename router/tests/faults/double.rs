@@ -115,6 +115,8 @@ struct State {
     decodes: Mutex<VecDeque<DecodeScript>>,
     prefills: Mutex<VecDeque<Vec<prefill_event::Event>>>,
     manner: Mutex<Manner>,
+    /// The last sequence and load that were told, said again every second: an idle worker lives.
+    told: Mutex<(u64, wire::Load)>,
     /// The open Watch stream.
     watch: Mutex<Option<mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>>>,
     seen: mpsc::UnboundedSender<Seen>,
@@ -144,6 +146,7 @@ impl Double {
             decodes: Mutex::default(),
             prefills: Mutex::default(),
             manner: Mutex::new(Manner::Strict),
+            told: Mutex::default(),
             watch: Mutex::default(),
             seen: sender,
             card,
@@ -198,6 +201,11 @@ impl Double {
 
     /// Sends an event on the open Watch stream.
     pub(crate) fn tell(&self, sequence: u64, event: watch_event::Event) {
+        let mut told = self.state.told.lock().unwrap();
+        told.0 = sequence;
+        if let watch_event::Event::Load(load) = &event {
+            told.1 = *load;
+        }
         let event = watch(&self.state.card, sequence, event);
         let watch = self.state.watch.lock().unwrap();
         watch.as_ref().unwrap().send(Ok(event)).unwrap();
@@ -219,6 +227,24 @@ fn watch(card: &Card, sequence: u64, event: watch_event::Event) -> wire::WatchEv
         incarnation: card.incarnation.0,
         sequence,
         event: Some(event),
+    }
+}
+
+async fn beat(
+    state: Arc<State>,
+    watching: mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>,
+) {
+    let mut ticks = tokio::time::interval(std::time::Duration::from_secs(1));
+    ticks.tick().await;
+    loop {
+        tokio::select! {
+            () = watching.closed() => return,
+            _ = ticks.tick() => {}
+        }
+        // Held while it is sent: what is told meanwhile comes after it.
+        let told = state.told.lock().unwrap();
+        let load = watch_event::Event::Load(told.1);
+        let _ = watching.send(Ok(watch(&state.card, told.0, load)));
     }
 }
 
@@ -250,7 +276,9 @@ impl Worker for Service {
         ] {
             let _ = sender.send(Ok(watch(&state.card, 0, event)));
         }
-        *state.watch.lock().unwrap() = Some(sender);
+        *state.told.lock().unwrap() = Default::default();
+        *state.watch.lock().unwrap() = Some(sender.clone());
+        tokio::spawn(beat(state.clone(), sender));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
             receiver,
         ))))

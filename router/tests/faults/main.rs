@@ -5,6 +5,7 @@
 
 mod double;
 mod obedient;
+mod restart;
 mod router;
 #[path = "../../src/fleet/samples.rs"]
 mod samples;
@@ -299,12 +300,8 @@ async fn an_artifact_that_is_not_what_its_digest_says_is_never_used_and_its_work
 #[tokio::test]
 async fn a_worker_whose_tokenizer_cannot_be_had_does_not_keep_the_others_from_serving() {
     let broken = Double::registered(samples::card("d0"), b"[]", b"altered").await;
-    let also = Double::registered(
-        with_incarnation(samples::card("d1"), 2),
-        b"[]",
-        b"altered",
-    )
-    .await;
+    let also =
+        Double::registered(with_incarnation(samples::card("d1"), 2), b"[]", b"altered").await;
     let good = Double::start(with_incarnation(samples::card("d2"), 3), ARTIFACT).await;
     let router = Router::start(&policy(), &[&broken, &also, &good]);
     // Most workers promise the text that nobody can serve.

@@ -284,6 +284,83 @@ fn a_token_out_of_place_is_never_delivered() {
 }
 
 #[test]
+fn a_report_that_no_run_could_have_made_ends_the_run() {
+    let mut bench = Bench::new(Plan::Local);
+    bench.decode(reserved(0));
+    let started = || decode_event::Event::PrefillStarted(wire::Started::default());
+    bench.decode(started());
+    let commands = bench.decode(started());
+    assert_eq!(failure(&commands).class, FailureClass::Bug);
+    assert!(failure(&commands).message.contains("happened already"));
+    assert_eq!(bench.progress.illegal().len(), 1);
+}
+
+#[test]
+fn an_end_before_anything_was_computed_is_no_answer() {
+    let mut bench = Bench::new(Plan::Local);
+    bench.decode(reserved(0));
+    let commands = bench.decode(finished());
+    assert_eq!(failure(&commands).class, FailureClass::Bug);
+    assert_eq!(
+        commands.len(),
+        1,
+        "the client is not told that it is complete"
+    );
+}
+
+#[test]
+fn what_is_still_said_of_a_hand_off_that_was_given_up_is_of_the_past() {
+    let mut bench = Bench::handed();
+    bench.prefill(sealed());
+    assert_eq!(failure(&bench.wait_until_late()).cause, "timeout");
+    bench.attempt.recompute(bench.now, &mut bench.progress);
+    bench.commands();
+    // The transfer was complete before the word to recompute arrived, and the worker goes on with it.
+    for late in [
+        decode_event::Event::TransferStarted(wire::TransferStarted::default()),
+        decode_event::Event::TransferCompleted(wire::TransferCompleted::default()),
+    ] {
+        assert!(bench.decode(late).is_empty());
+    }
+    bench.decode(decode_event::Event::DecodeStarted(wire::Started::default()));
+    let commands = bench.decode(decoded(8, PROMPT + 1));
+    assert_eq!(commands, [Command::Deliver(token(8, PROMPT + 1))]);
+    bench.decode(finished());
+    assert_eq!(bench.states().last(), Some(&State::Completed));
+    assert_eq!(bench.progress.illegal().len(), 0);
+    let history = bench.progress.history();
+    let inferred: Vec<State> = history
+        .iter()
+        .filter(|event| event.attempt == 2 && event.detail.inferred)
+        .map(|event| event.state)
+        .collect();
+    assert_eq!(
+        inferred,
+        [
+            State::RouteSelected,
+            State::PrefillStarted,
+            State::PrefillCompleted
+        ]
+    );
+}
+
+#[test]
+fn a_transfer_that_goes_on_over_another_transport_has_begun_once() {
+    let mut bench = Bench::handed();
+    for transport in ["Shm", "Tcp"] {
+        let commands = bench.decode(decode_event::Event::TransferStarted(
+            wire::TransferStarted {
+                transport: transport.to_owned(),
+                generation: 9,
+            },
+        ));
+        assert_eq!(commands, [Command::Transferring(transport.to_owned())]);
+    }
+    assert_eq!(bench.progress.actual.transport.as_deref(), Some("Tcp"));
+    assert_eq!(bench.progress.illegal().len(), 0);
+}
+
+#[test]
 fn a_source_that_is_lost_before_its_seal_fails_the_attempt_and_afterwards_does_not() {
     let mut bench = Bench::handed();
     bench
