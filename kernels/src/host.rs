@@ -1,9 +1,9 @@
 //! Host: the instruction set that computes, found at run time.
 
+use crate::lanes::Lanes;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::avx512::Avx512;
 use crate::lanes::portable::Portable;
-use crate::lanes::Lanes;
 
 /// An instruction set that this processor has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,22 +36,12 @@ pub(crate) trait Lanes: Copy {
     fn multiply(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     fn divide(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     /// `left · right + sum`, rounded once.
-    fn fused(
-        self,
-        left: Self::Floats,
-        right: Self::Floats,
-        sum: Self::Floats,
-    ) -> Self::Floats;
+    fn fused(self, left: Self::Floats, right: Self::Floats, sum: Self::Floats) -> Self::Floats;
     fn highest(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     fn lowest(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     fn magnitude(self, values: Self::Floats) -> Self::Floats;
     /// `values`, and zero in the lanes where `judged` is below `bound`.
-    fn zero_below(
-        self,
-        judged: Self::Floats,
-        bound: f32,
-        values: Self::Floats,
-    ) -> Self::Floats;
+    fn zero_below(self, judged: Self::Floats, bound: f32, values: Self::Floats) -> Self::Floats;
     /// Shifts the bits of each lane left by 23 and adds those of 1.0: 2^n of a number whose lowest bits are n.
     fn exponent(self, values: Self::Floats) -> Self::Floats;
     /// Rounds to the nearest, ties to even; of numbers from -128 to 127.
@@ -64,12 +54,7 @@ pub(crate) trait Lanes: Copy {
     fn nibbles(self, quants: &[u8; 4 * LANES]) -> [Self::Weights; 2];
     fn quad(self, activations: i32) -> Self::Quad;
     fn dots(self, start: i32) -> Self::Dots;
-    fn accumulate(
-        self,
-        dots: Self::Dots,
-        weights: Self::Weights,
-        quad: Self::Quad,
-    ) -> Self::Dots;
+    fn accumulate(self, dots: Self::Dots, weights: Self::Weights, quad: Self::Quad) -> Self::Dots;
     fn floats(self, dots: Self::Dots) -> Self::Floats;
 
     #[inline(always)]

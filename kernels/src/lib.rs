@@ -23,7 +23,7 @@ mod rows;
 mod weights;
 
 pub use activations::Activations;
-pub use attention::{Weighing, WIDEST_GROUP};
+pub use attention::{WIDEST_GROUP, Weighing};
 pub use host::Host;
 pub use matrix::Matrix;
 pub use weights::BLOCK;

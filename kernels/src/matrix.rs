@@ -4,11 +4,11 @@
 
 use half::f16;
 
+use crate::LANES;
 use crate::activations::Activations;
 use crate::host::Host;
 use crate::product::Product;
 use crate::weights::{BLOCK, ByteTile, NibbleTile, OFFSET, QUADS};
-use crate::LANES;
 
 /// A weight matrix, `rows` outputs by `columns` inputs.
 #[derive(Clone, Debug)]

@@ -5,11 +5,11 @@
 
 use half::f16;
 
+use crate::LANES;
 use crate::activations::{Activations, Panel};
 use crate::host::Task;
 use crate::lanes::Lanes;
 use crate::weights::{QUADS, Tile};
-use crate::LANES;
 
 pub(crate) struct Product<'a, T> {
     /// Outputs of the matrix.
@@ -57,9 +57,8 @@ impl<T: Tile> Task for Product<'_, T> {
             let first = index * LANES;
             let width = LANES.min(self.rows - first);
             for panel in &self.activations.panels {
-                let out = &mut self.out[panel.first * self.rows + first..];
-                let out = Out {
-                    values: out,
+                let out = &mut Out {
+                    values: &mut self.out[panel.first * self.rows + first..],
                     stride: self.rows,
                     width,
                 };
@@ -88,7 +87,7 @@ fn strip<L: Lanes, T: Tile, const ROWS: usize>(
     group: &Group<'_, T>,
     activations: &Activations,
     panel: Panel,
-    out: Out<'_>,
+    out: &mut Out<'_>,
 ) {
     let first = panel.first * activations.blocks;
     let quads = activations.quads[first * QUADS..].as_chunks::<ROWS>().0;

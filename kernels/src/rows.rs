@@ -1,9 +1,9 @@
 //! What is done to rows of activations between two products: norms and the gate of the feed-forward part.
 
+use crate::LANES;
 use crate::exponential::exponential;
 use crate::host::{Host, Task};
 use crate::lanes::Lanes;
-use crate::LANES;
 
 impl Host {
     /// Root-mean-square norm of every row, times the weights. A row is as long as the weights: a multiple of 16.

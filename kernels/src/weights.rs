@@ -3,8 +3,8 @@
 //! Row by row in a lane each, four columns (a *quad*) side by side in the lane. 8-bit weights are stored with 128 added, since
 //! the instruction multiplies unsigned by signed; the sums start lower by 128 times the sum of the activations, which is exact.
 
-use crate::lanes::Lanes;
 use crate::LANES;
+use crate::lanes::Lanes;
 
 /// Columns that share a scale.
 pub const BLOCK: usize = 32;

@@ -25,7 +25,12 @@ fn keys_are_transposed_and_missing_tokens_are_zero() {
     for host in Host::all() {
         for count in [1, 5, 16] {
             let mut keys = vec![[7.0; LANES]; dimensions];
-            host.transpose(&rows[..(count - 1) * stride + dimensions], stride, count, &mut keys);
+            host.transpose(
+                &rows[..(count - 1) * stride + dimensions],
+                stride,
+                count,
+                &mut keys,
+            );
             for (dimension, keys) in keys.iter().enumerate() {
                 for (token, key) in keys.iter().enumerate() {
                     let expected = if token < count {
@@ -48,11 +53,11 @@ fn a_score_is_a_dot_product_whatever_the_group() {
         for host in Host::all() {
             let mut scores = vec![[0.0; LANES]; size];
             host.score(&keys, &queries, &mut scores);
-            for query in 0..size {
+            for (query, found) in scores.iter().enumerate() {
                 let alone: Vec<f32> = queries.iter().copied().skip(query).step_by(size).collect();
                 let mut score = [[0.0; LANES]];
                 Host::portable().score(&keys, &alone, &mut score);
-                assert_eq!(score[0], scores[query], "{} of {size}", host.name());
+                assert_eq!(score[0], *found, "{} of {size}", host.name());
                 for (token, score) in score[0].iter().enumerate() {
                     let expected: f64 = (0..32)
                         .map(|at| f64::from(keys[at][token]) * f64::from(alone[at]))
@@ -73,7 +78,8 @@ fn weights_are_a_softmax_of_what_is_visible() {
         .collect();
     for visible in [1, 15, 16, 17, 60, 80] {
         for query in 0..size {
-            let score = |token: usize| f64::from(scores[token / LANES * size + query][token % LANES]);
+            let score =
+                |token: usize| f64::from(scores[token / LANES * size + query][token % LANES]);
             let highest = (0..visible).map(score).fold(f64::NEG_INFINITY, f64::max);
             let expected: Vec<f64> = (0..visible)
                 .map(|token| (score(token) - highest).exp())
@@ -94,7 +100,11 @@ fn weights_are_a_softmax_of_what_is_visible() {
                 let other = (query + 1) % size;
                 assert_eq!(weights[other], scores[other]);
                 let bits = (total.to_bits(), weights);
-                assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{}", host.name());
+                assert!(
+                    *first.get_or_insert_with(|| bits.clone()) == bits,
+                    "{}",
+                    host.name()
+                );
             }
         }
     }

@@ -6,8 +6,8 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::Lanes;
-use crate::host::Task;
 use crate::LANES;
+use crate::host::Task;
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C: only [`Self::detect`] makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use wide::{f32x8, i16x16, i32x8, i8x16, u8x16};
+use wide::{f32x8, i8x16, i16x16, i32x8, u8x16};
 
 use super::Lanes;
 use crate::LANES;
@@ -172,12 +172,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn accumulate(
-        self,
-        mut dots: [i32x8; 4],
-        weights: [i16x16; 4],
-        quad: i16x16,
-    ) -> [i32x8; 4] {
+    fn accumulate(self, mut dots: [i32x8; 4], weights: [i16x16; 4], quad: i16x16) -> [i32x8; 4] {
         for (dots, weights) in dots.iter_mut().zip(weights) {
             *dots += weights.dot(quad);
         }

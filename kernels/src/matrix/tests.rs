@@ -163,9 +163,19 @@ fn the_largest_weights_and_activations_do_not_overflow() {
     for host in Host::all() {
         for value in [127.0, -127.0] {
             let activations = vec![value; columns];
-            let found = product_on(host, &Matrix::from_q8_0(&q8, columns), &activations, columns);
+            let found = product_on(
+                host,
+                &Matrix::from_q8_0(&q8, columns),
+                &activations,
+                columns,
+            );
             assert_eq!(found, [-128.0 * value * columns as f32], "{}", host.name());
-            let found = product_on(host, &Matrix::from_q4_1(&q4, columns), &activations, columns);
+            let found = product_on(
+                host,
+                &Matrix::from_q4_1(&q4, columns),
+                &activations,
+                columns,
+            );
             assert_eq!(found, [15.0 * value * columns as f32], "{}", host.name());
         }
     }

@@ -19,14 +19,18 @@ fn a_row_has_the_size_of_its_weights_after_the_norm() {
         let square: f64 = row.iter().map(|value| f64::from(*value).powi(2)).sum();
         let scale = 1.0 / (square / 96.0 + 1e-5).sqrt();
         let scaled = row.iter().zip(&weights);
-        expected.extend(scaled.map(|(value, weight)| f64::from(*value) * scale * f64::from(*weight)));
+        expected
+            .extend(scaled.map(|(value, weight)| f64::from(*value) * scale * f64::from(*weight)));
     }
     let mut first = Vec::new();
     for host in Host::all() {
         let mut out = vec![0.0; rows.len()];
         host.normalise(&mut out, &rows, &weights, 1e-5);
         for (found, expected) in out.iter().zip(&expected) {
-            assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} for {expected}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-5,
+                "{found} for {expected}"
+            );
         }
         if first.is_empty() {
             first.clone_from(&out);
@@ -46,7 +50,10 @@ fn a_gate_passes_what_is_positive() {
         for ((found, gate), up) in out.iter().zip(&gate).zip(&up) {
             let expected = f64::from(*gate) / (1.0 + (-f64::from(*gate)).exp()) * f64::from(*up);
             let error = (f64::from(*found) - expected).abs();
-            assert!(error < 1e-6 * expected.abs().max(1.0), "{found} for {expected}");
+            assert!(
+                error < 1e-6 * expected.abs().max(1.0),
+                "{found} for {expected}"
+            );
         }
         if first.is_empty() {
             first.clone_from(&out);

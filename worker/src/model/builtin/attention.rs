@@ -280,8 +280,7 @@ impl Group {
         let tiles = self.farthest().div_ceil(LANES);
         self.scores.resize(tiles * self.size, [0.0; LANES]);
         self.sums.clear();
-        self.sums
-            .resize(head_dim / LANES * self.size, [0.0; LANES]);
+        self.sums.resize(head_dim / LANES * self.size, [0.0; LANES]);
     }
 }
 
@@ -313,7 +312,9 @@ impl Source<'_> {
             };
         let within = tokens.start % layout.block_size;
         if within + tokens.len() <= layout.block_size {
-            let block = self.kv.read(self.rows.blocks[tokens.start / layout.block_size]);
+            let block = self
+                .kv
+                .read(self.rows.blocks[tokens.start / layout.block_size]);
             let block: &[f16] = bytemuck::cast_slice(&block);
             with(&block[offset + within * width..][..tokens.len() * width]);
             return;

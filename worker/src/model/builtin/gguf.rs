@@ -3,6 +3,7 @@
 //! The container is read by candle. What is ours is the meaning: which fields and tensors a Llama model has, and a message that
 //! names the one that is missing or wrong.
 
+mod alignment;
 mod container;
 mod vocabulary;
 
@@ -35,11 +36,11 @@ pub fn parse(bytes: &[u8], file: &str) -> Result<Llama, ModelError> {
     let shape = shape(&container)?;
     let (rope, scale) = rope(&container, &shape)?;
     let factors = if container.has("rope_freqs.weight") {
-        container.vector("rope_freqs.weight", rope.dimensions / 2)?
+        factors(&container, rope.dimensions / 2)?
     } else {
         Vec::new()
     };
-    let norm_epsilon = container.number("llama.attention.layer_norm_rms_epsilon")? as f32;
+    let norm_epsilon = epsilon(&container)?;
     let weights = weights(&mut container, &shape, norm_epsilon)?;
     let served = vocabulary::read(&container, shape.vocabulary)?;
     let table = RopeTable::new(&rope, scale, &factors);
@@ -169,6 +170,29 @@ fn rope(container: &Container<'_>, shape: &Shape) -> Result<(Rope, f64), ModelEr
         scaling,
     };
     Ok((rope, scale))
+}
+
+/// Frequencies are divided by these.
+fn factors(container: &Container<'_>, pairs: usize) -> Result<Vec<f32>, ModelError> {
+    const FACTORS: &str = "rope_freqs.weight";
+    let factors = container.vector(FACTORS, pairs)?;
+    match factors
+        .iter()
+        .find(|factor| !(factor.is_normal() && **factor > 0.0))
+    {
+        Some(factor) => Err(container.malformed(FACTORS, format!("{factor} is not above 0"))),
+        None => Ok(factors),
+    }
+}
+
+/// Added to a mean square before its root divides: without it a row of zeros would become NaN.
+fn epsilon(container: &Container<'_>) -> Result<f32, ModelError> {
+    const EPSILON: &str = "llama.attention.layer_norm_rms_epsilon";
+    let epsilon = container.number(EPSILON)?;
+    if !(epsilon as f32).is_normal() || !(0.0..1.0).contains(&epsilon) {
+        return Err(container.malformed(EPSILON, format!("{epsilon} is not between 0 and 1")));
+    }
+    Ok(epsilon as f32)
 }
 
 fn weights(

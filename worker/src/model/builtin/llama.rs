@@ -153,10 +153,18 @@ impl Llama {
                 &layer.attention_norm,
                 weights.norm_epsilon,
             );
-            scratch.quantised.quantise(host, &scratch.normed, shape.hidden);
-            layer.query.product(host, &scratch.quantised, &mut scratch.query);
-            layer.key.product(host, &scratch.quantised, &mut scratch.key);
-            layer.value.product(host, &scratch.quantised, &mut scratch.value);
+            scratch
+                .quantised
+                .quantise(host, &scratch.normed, shape.hidden);
+            layer
+                .query
+                .product(host, &scratch.quantised, &mut scratch.query);
+            layer
+                .key
+                .product(host, &scratch.quantised, &mut scratch.key);
+            layer
+                .value
+                .product(host, &scratch.quantised, &mut scratch.value);
             for run in runs {
                 for row in 0..run.count {
                     let position = run.start + row;
@@ -190,7 +198,9 @@ impl Llama {
                     &mut scratch.attended[attending],
                 );
             }
-            scratch.quantised.quantise(host, &scratch.attended, query_width);
+            scratch
+                .quantised
+                .quantise(host, &scratch.attended, query_width);
             layer
                 .output
                 .product(host, &scratch.quantised, &mut scratch.projected);
@@ -202,8 +212,12 @@ impl Llama {
                 &layer.feed_forward_norm,
                 weights.norm_epsilon,
             );
-            scratch.quantised.quantise(host, &scratch.normed, shape.hidden);
-            layer.gate.product(host, &scratch.quantised, &mut scratch.gate);
+            scratch
+                .quantised
+                .quantise(host, &scratch.normed, shape.hidden);
+            layer
+                .gate
+                .product(host, &scratch.quantised, &mut scratch.gate);
             layer.up.product(host, &scratch.quantised, &mut scratch.up);
             host.gate(&mut scratch.gate, &scratch.up);
             scratch
@@ -238,7 +252,9 @@ impl Llama {
             &weights.norm,
             weights.norm_epsilon,
         );
-        scratch.quantised.quantise(host, &scratch.projected, shape.hidden);
+        scratch
+            .quantised
+            .quantise(host, &scratch.projected, shape.hidden);
         let mut logits = vec![0.0; wanted.len() * shape.vocabulary];
         weights
             .output()

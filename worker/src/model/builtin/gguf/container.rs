@@ -1,5 +1,6 @@
 //! Fields and tensors of a GGUF file by name, each access checked.
 
+use std::cell::Cell;
 use std::io::Cursor;
 
 use baton_kernels::Matrix;
@@ -8,27 +9,48 @@ use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
 
 use super::super::super::ModelError;
+use super::alignment;
 
 pub(super) struct Container<'a> {
     bytes: &'a [u8],
     file: &'a str,
     content: Content,
+    /// Bytes of the file that no tensor has been read from yet, so that a small file cannot be a large model.
+    unclaimed: Cell<usize>,
+}
+
+/// Characters of a problem that are shown: it may hold text of the file.
+const SHOWN: usize = 200;
+
+/// An error that is one short line whatever the file holds.
+fn malformed(file: &str, field: &str, problem: &str) -> ModelError {
+    let mut shown: String = problem.chars().take(SHOWN).flat_map(visible).collect();
+    if problem.chars().nth(SHOWN).is_some() {
+        shown.push('…');
+    }
+    ModelError::Malformed {
+        file: file.to_owned(),
+        field: field.to_owned(),
+        problem: shown,
+    }
+}
+
+fn visible(character: char) -> impl Iterator<Item = char> {
+    let escaped = character.is_control().then(|| character.escape_default());
+    let plain = escaped.is_none().then_some(character);
+    escaped.into_iter().flatten().chain(plain)
 }
 
 impl<'a> Container<'a> {
     pub(super) fn open(bytes: &'a [u8], file: &'a str) -> Result<Self, ModelError> {
-        let malformed = |field: &str, problem: String| ModelError::Malformed {
-            file: file.to_owned(),
-            field: field.to_owned(),
-            problem,
-        };
+        let malformed = |field: &str, problem: String| malformed(file, field, &problem);
         if !bytes.starts_with(b"GGUF") {
             return Err(malformed(
                 "header",
                 "is not a GGUF file, it does not begin with `GGUF`".to_owned(),
             ));
         }
-        if let Some(problem) = alignment_problem(bytes) {
+        if let Some(problem) = alignment::problem(bytes) {
             return Err(malformed("general.alignment", problem));
         }
         let content = Content::read(&mut Cursor::new(bytes))
@@ -42,6 +64,7 @@ impl<'a> Container<'a> {
                 )
             })?;
         Ok(Self {
+            unclaimed: Cell::new(bytes.len()),
             bytes,
             file,
             content,
@@ -53,11 +76,7 @@ impl<'a> Container<'a> {
     }
 
     pub(super) fn malformed(&self, field: &str, problem: String) -> ModelError {
-        ModelError::Malformed {
-            file: self.file.to_owned(),
-            field: field.to_owned(),
-            problem,
-        }
+        malformed(self.file, field, &problem)
     }
 
     pub(super) fn has_field(&self, field: &str) -> bool {
@@ -178,7 +197,7 @@ impl<'a> Container<'a> {
             .and_then(|(base, offset)| base.checked_add(offset))
             .zip(size)
             .and_then(|(start, size)| self.bytes.get(start..start.checked_add(size)?));
-        data.map(|data| (dtype, data)).ok_or_else(|| {
+        let data = data.ok_or_else(|| {
             self.malformed(
                 tensor,
                 format!(
@@ -186,7 +205,17 @@ impl<'a> Container<'a> {
                     self.bytes.len()
                 ),
             )
-        })
+        })?;
+        let unclaimed = self
+            .unclaimed
+            .get()
+            .checked_sub(data.len())
+            .ok_or_else(|| {
+                let problem = "lies where another tensor lies: the file is damaged, fetch it again";
+                self.malformed(tensor, problem.to_owned())
+            })?;
+        self.unclaimed.set(unclaimed);
+        Ok((dtype, data))
     }
 
     /// Reads a vector as f32.
@@ -241,23 +270,4 @@ pub(super) fn integer(value: &Value) -> Option<i64> {
         Value::I64(number) => Some(*number),
         _ => None,
     }
-}
-
-/// The parser divides by this field as it finds it, so a zero has to be found before.
-fn alignment_problem(bytes: &[u8]) -> Option<String> {
-    const KEY: &[u8] = b"general.alignment";
-    let at = bytes.windows(KEY.len()).position(|window| window == KEY)?;
-    // A type of 4 bytes follows, then the value: of 1, 2 or 4 bytes where the parser heeds it.
-    let value = bytes.get(at + KEY.len() + 4..)?;
-    let kind = bytes.get(at + KEY.len()).copied()?;
-    let width = match kind {
-        0 | 1 => 1,
-        2 | 3 => 2,
-        _ => 4,
-    };
-    value
-        .iter()
-        .take(width)
-        .all(|byte| *byte == 0)
-        .then(|| "is 0, it must be a power of two".to_owned())
 }

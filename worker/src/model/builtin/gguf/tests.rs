@@ -119,10 +119,67 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
         u64::MAX - 8,
     );
     blames(&absurd, "blk.0.attn_norm.weight");
+}
+
+#[test]
+fn an_alignment_that_cannot_be_divided_by_is_refused_wherever_its_name_also_is() {
+    let named = || header().with("general.name", 8, &text("general.alignment"));
+    for value in [0, 3] {
+        blames(
+            &named().number("general.alignment", value),
+            "general.alignment",
+        );
+        // After a value of each shape.
+        let strings = [
+            &8_u32.to_le_bytes()[..],
+            &2_u64.to_le_bytes(),
+            &text("general.alignment"),
+            &text(""),
+        ]
+        .concat();
+        let numbers = [&5_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &[0; 8]].concat();
+        let nested = [&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes(), &strings].concat();
+        let mut after = header();
+        for (key, value) in [("a", &strings), ("b", &numbers), ("c", &nested)] {
+            after = after.with(key, 9, value);
+        }
+        after = after.with("d", 12, &[0; 8]).with("e", 7, &[0]);
+        blames(
+            &after.with("general.alignment", 2, &[value as u8, 0]),
+            "general.alignment",
+        );
+    }
+    // The name alone is no alignment, zeros or not behind it.
+    blames(&named().number("x", 0), "blk.0.attn_norm.weight");
     blames(
-        &header().number("general.alignment", 0),
-        "general.alignment",
+        &named().number("general.alignment", 64),
+        "blk.0.attn_norm.weight",
     );
+}
+
+#[test]
+fn numbers_that_would_make_every_result_nan_are_refused() {
+    const EPSILON: &str = "llama.attention.layer_norm_rms_epsilon";
+    for epsilon in [f32::NAN, f32::INFINITY, 0.0, -1e-5, 2.0] {
+        let mut wrong = header();
+        wrong.fields.retain(|(key, _)| key != EPSILON);
+        blames(&wrong.with(EPSILON, 6, &epsilon.to_le_bytes()), EPSILON);
+    }
+    for factor in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
+        let wrong = header().tensor("rope_freqs.weight", &[8], 0, 0);
+        let mut bytes = wrong.bytes();
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(
+            [1.0, 1.0, factor, 1.0, 1.0, 1.0, 1.0, 1.0_f32]
+                .map(f32::to_le_bytes)
+                .concat(),
+        );
+        let message = message(&bytes);
+        assert!(
+            message.starts_with("model file m.gguf: rope_freqs.weight: "),
+            "{message}"
+        );
+    }
 }
 
 #[test]
