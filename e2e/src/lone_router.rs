@@ -1,9 +1,11 @@
 //! A second router over chosen workers of a fleet: the real ones, or stand-ins before them.
 
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -44,6 +46,14 @@ impl LoneRouter {
     /// # Errors
     /// It does not start, or does not know all of them in time.
     pub async fn over(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Self> {
+        Self::with(fleet, stand_ins, &[]).await
+    }
+
+    /// The same with more flags.
+    ///
+    /// # Errors
+    /// It does not start, or does not know all of them in time.
+    pub async fn with(fleet: &Fleet, stand_ins: &[&Interposer], flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let workers = folder.path().join("workers.json");
         std::fs::write(&workers, list(fleet, stand_ins)?)?;
@@ -64,6 +74,7 @@ impl LoneRouter {
             "--hash-key-file",
             path(&key)?,
         ];
+        let arguments = [&arguments, flags].concat();
         let mut process = Process::start("baton-router", folder.path(), &arguments, &[])?;
         let found = wait::until("the router listens", SOON, async || {
             let text = format!("{}{}", process.output(), process.errors());
@@ -108,10 +119,31 @@ impl LoneRouter {
         self.admin.get_json("/v1/fleet").await
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn signal(&mut self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
+        self.process.wait(within)
+    }
+
+    /// Everything that it wrote so far.
+    pub fn whole_log(&self) -> String {
+        format!("{}{}", self.process.output(), self.process.errors())
+    }
+
     /// The end of what it wrote.
     pub fn log(&self) -> String {
-        let text = format!("{}{}", self.process.output(), self.process.errors());
-        tail(&text, 20)
+        tail(&self.whole_log(), 20)
     }
 
     async fn knows(&self, count: usize) -> Result<()> {

@@ -106,14 +106,16 @@ where
         };
         Box::pin(answer)
     });
+    // One that begins now is told to go elsewhere: closed before its request, it would not know why.
+    let late = port.shutdown.is_cancelled();
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(port.config.head_timeout)
         .max_buf_size(BUFFER)
-        .keep_alive(!port.shutdown.is_cancelled())
+        .keep_alive(!late)
         .serve_connection(TokioIo::new(stream), service);
     let mut shutdown = pin!(port.shutdown.cancelled());
-    let mut told = false;
+    let mut told = late;
     let ended = poll_fn(|context| {
         if !told && shutdown.as_mut().poll(context).is_ready() {
             told = true;

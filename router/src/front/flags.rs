@@ -102,3 +102,48 @@ impl FrontFlags {
 fn count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        front: FrontFlags,
+    }
+
+    fn flags(line: &[&str]) -> Result<FrontFlags, String> {
+        let line = [&["router"], line].concat();
+        let parsed = Line::try_parse_from(line).map_err(|error| error.to_string())?;
+        Ok(parsed.front)
+    }
+
+    #[test]
+    fn without_flags_the_limits_are_the_defaults_and_nothing_is_guarded() {
+        let flags = flags(&[]).unwrap();
+        let default = FrontConfig::default();
+        let config = flags.config(default.drain_timeout);
+        let expected = FrontConfig {
+            max_connections: config.max_connections,
+            ..default
+        };
+        assert_eq!(config, expected);
+        assert!(config.max_connections <= FrontConfig::default().max_connections);
+        let access = flags.access().unwrap();
+        assert!(access.keys.is_none() && access.identity.is_none());
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key_and_files_have_to_be_there() {
+        let error = flags(&["--tls-certificate-file", "x"]).unwrap_err();
+        assert!(error.contains("--tls-key-file"), "{error}");
+        let missing = ["--tls-certificate-file", "/none", "--tls-key-file", "/none"];
+        let error = flags(&missing).unwrap().access().unwrap_err();
+        assert!(error.to_string().contains("/none"), "{error}");
+        let error = flags(&["--api-keys-file", "/none"]).unwrap().access();
+        assert!(error.unwrap_err().to_string().contains("API keys"));
+    }
+}

@@ -52,7 +52,6 @@ impl Seats {
         if state.taken >= self.most && !state.send_one_away() {
             return None;
         }
-        // Until the other has left, one more is taken than there are.
         state.taken += 1;
         state.arrivals += 1;
         let seat = Seat {
@@ -82,10 +81,15 @@ impl State {
             return false;
         };
         given_up.cancel();
+        // Its task has yet to end, but the seat is given.
+        self.taken = self.taken.saturating_sub(1);
         true
     }
 
     fn sit_idle(&mut self, seat: &Seat) {
+        if seat.given_up.is_cancelled() {
+            return;
+        }
         let since = (Instant::now(), seat.number);
         self.idle.insert(since, seat.given_up.clone());
         *seat.idle.lock() = Some(since);
@@ -116,7 +120,9 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut state = self.seats.state.lock();
         state.rise(self);
-        state.taken = state.taken.saturating_sub(1);
+        if !self.given_up.is_cancelled() {
+            state.taken = state.taken.saturating_sub(1);
+        }
     }
 }
 
@@ -148,6 +154,21 @@ mod tests {
         let _fifth = seats.take().unwrap();
         assert!(third.given_up.is_cancelled());
         assert!(!first.given_up.is_cancelled() && !fourth.given_up.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_burst_sends_no_more_away_than_it_needs() {
+        let seats = Seats::new(2);
+        let old = [seats.take().unwrap(), seats.take().unwrap()];
+        // Nobody who was sent away has left yet.
+        let new = [seats.take().unwrap(), seats.take().unwrap()];
+        assert!(old.iter().all(|seat| seat.given_up.is_cancelled()));
+        assert!(new.iter().all(|seat| !seat.given_up.is_cancelled()));
+        drop(old);
+        let busy = new.each_ref().map(Seat::busy);
+        assert!(seats.take().is_none());
+        drop((busy, new));
+        assert_eq!(seats.state.lock().taken, 0);
     }
 
     #[tokio::test]

@@ -1,0 +1,444 @@
+//! The router's front door as real clients abuse it: ten thousand that say nothing, two thousand that send too slowly, bodies made to
+//! be large in memory, readers that stop, halves of connections; keys that change, and the end of a router.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::http::Client;
+use baton_e2e::lone_router::LoneRouter;
+use baton_e2e::manifest::Manifest;
+use baton_e2e::openai::Ask;
+use baton_e2e::record::Record;
+use baton_e2e::{scenario, skipped, wait};
+use futures::{StreamExt, stream};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+const IDLE: u64 = 10_000;
+const SLOW: u64 = 2_000;
+
+/// An idle connection, or one of a slow body: twice what docs/api.md says of an idle one, for the allocator's gaps.
+const CONNECTION_KIB: u64 = 40;
+
+/// Lease of the manifests and a little.
+const LEASE: Duration = Duration::from_secs(6);
+const SOON: Duration = Duration::from_secs(30);
+
+/// As many descriptors as may be; `None` where they are too few.
+fn descriptors() -> Option<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).ok()?;
+    limit
+        .maximum
+        .is_none_or(|most| most > IDLE + SLOW + 1_000)
+        .then_some(())
+}
+
+/// KiB of a field of `/proc/PID/status`.
+fn memory(router: &LoneRouter, field: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", router.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let value = line.with_context(|| format!("no {field}"))?;
+    let digits: String = value.chars().filter(char::is_ascii_digit).collect();
+    Ok(digits.parse()?)
+}
+
+/// `memory_bound_mib` of the start-up line.
+fn bound_mib(router: &LoneRouter) -> Result<u64> {
+    let log = router.whole_log();
+    let (_, rest) = log.split_once("memory_bound_mib=").context("no bound")?;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    Ok(digits.parse()?)
+}
+
+async fn is_served(client: &Client) -> Result<()> {
+    let ask = Ask::ids("tiny", &[5, 6, 7], 3).with("ignore_eos", true);
+    let answer = tokio::time::timeout(SOON, ask.send(client)).await??;
+    ensure!(answer.output.output_tokens == 3, "{answer:?}");
+    Ok(())
+}
+
+#[test]
+fn silent_and_slow_clients_keep_nobody_out_and_take_little_memory() {
+    if descriptors().is_none() {
+        return skipped("fewer than 13,000 files may be open (ulimit -Hn)");
+    }
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let router = LoneRouter::over(&fleet, &[]).await?;
+        is_served(&router.api).await?;
+        let before = memory(&router, "VmRSS:")?;
+
+        let address = router.api.address();
+        let connect = move |_| async move { TcpStream::connect(address).await };
+        let idle: Vec<_> = stream::iter(0..IDLE)
+            .map(connect)
+            .buffer_unordered(64)
+            .collect()
+            .await;
+        let slow = move |_| async move {
+            let mut stream = TcpStream::connect(address).await?;
+            let head =
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{";
+            stream.write_all(head.as_bytes()).await?;
+            Ok::<_, std::io::Error>(stream)
+        };
+        let slow: Vec<_> = stream::iter(0..SLOW)
+            .map(slow)
+            .buffer_unordered(64)
+            .collect()
+            .await;
+        let open = idle
+            .iter()
+            .chain(&slow)
+            .filter(|stream| stream.is_ok())
+            .count() as u64;
+        ensure!(open == IDLE + SLOW, "{open} connections were taken");
+
+        for _ in 0..20 {
+            is_served(&router.api).await?;
+        }
+        let taken = memory(&router, "VmRSS:")?.saturating_sub(before);
+        ensure!(
+            taken < (IDLE + SLOW) * CONNECTION_KIB,
+            "{open} connections take {taken} KiB"
+        );
+        drop((idle, slow));
+        is_served(&router.api).await?;
+        drop(router);
+        fleet.end().await
+    });
+}
+
+#[test]
+fn few_connections_are_enough_for_everybody_who_asks() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let router = LoneRouter::with(&fleet, &[], &["--max-connections", "20"]).await?;
+        let mut silent = Vec::new();
+        for _ in 0..500 {
+            silent.push(TcpStream::connect(router.api.address()).await?);
+        }
+        is_served(&router.api).await?;
+        drop(router);
+        fleet.end().await
+    });
+}
+
+#[test]
+fn bodies_that_are_large_in_memory_stay_within_the_bound() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        // 128 + 3·32 times 2 MiB, and 512 MiB, and little for connections and requests.
+        let limits = [
+            "--max-body-bytes",
+            "2097152",
+            "--max-connections",
+            "200",
+            "--max-in-flight",
+            "20",
+            "--max-waiting",
+            "20",
+        ];
+        let router = LoneRouter::with(&fleet, &[], &limits).await?;
+        is_served(&router.api).await?;
+        let before = memory(&router, "VmRSS:")?;
+        let bound = bound_mib(&router)? << 10;
+        ensure!(bound < 1200 << 10, "{bound} KiB");
+
+        let maps = format!("[{}0]", "{\"\":0},".repeat(290_000));
+        let lists = format!("[{}0]", "[],".repeat(680_000));
+        let text = "a ".repeat(1_000_000);
+        let bodies: Vec<String> = [
+            format!("{{\"model\":\"tiny\",\"prompt\":\"a\",\"x\":{maps}}}"),
+            format!("{{\"model\":\"tiny\",\"prompt\":\"a\",\"x\":{lists}}}"),
+            format!("{{\"model\":\"tiny\",\"prompt\":{lists}}}"),
+            format!(
+                "{{\"model\":\"tiny\",\"prompt\":[{}1]}}",
+                "1,".repeat(1_000_000)
+            ),
+            json!({"model": "tiny", "prompt": text}).to_string(),
+            json!({"model": "tiny", "prompt": "a", "chat_template_kwargs": {"a": text}})
+                .to_string(),
+        ]
+        .to_vec();
+        let api = router.api;
+        let send = |index: usize| {
+            let body = bodies[index % bodies.len()].clone();
+            async move {
+                let answer = api.open_bytes("/v1/completions", &[], body.into()).await?;
+                answer.whole().await
+            }
+        };
+        let flood = async {
+            let answers: Vec<_> = stream::iter(0..36)
+                .map(send)
+                .buffer_unordered(12)
+                .collect()
+                .await;
+            for answer in answers {
+                let answer = answer?;
+                let told = answer.json()?;
+                let in_form = told["error"]["message"].is_string() || told["choices"].is_array();
+                ensure!(in_form, "{}: {told}", answer.status);
+            }
+            Ok(())
+        };
+        let others = async {
+            for _ in 0..5 {
+                is_served(&router.api).await?;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        tokio::try_join!(flood, others)?;
+        let most = memory(&router, "VmHWM:")?.saturating_sub(before);
+        ensure!(most < bound, "{most} KiB are taken, {bound} KiB may be");
+        drop(router);
+        fleet.end().await
+    });
+}
+
+/// A completion request as bytes. `close`: whether the connection may be used again does not matter.
+fn request(body: &Value, id: &str, mode: &str) -> String {
+    let body = body.to_string();
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\nx-baton-mode: {mode}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+async fn nothing_is_left(fleet: &Fleet, admin: &Client, id: &str) -> Result<()> {
+    fleet
+        .idle(LEASE + SOON)
+        .await
+        .with_context(|| id.to_owned())?;
+    let record = Record::of_request(admin, id).await?;
+    let status = &record.0["outcome"]["status"];
+    ensure!(
+        status == "Cancelled",
+        "{id}: outcome {}",
+        record.0["outcome"]
+    );
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_stops_is_given_up_and_its_memory_freed() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let router = LoneRouter::with(&fleet, &[], &["--write-timeout-seconds", "1"]).await?;
+        // A network that holds little, and an answer of megabytes.
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(8192)?;
+        let mut client = socket.connect(router.api.address()).await?;
+        let body = json!({"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": true, "stream": true,
+            "logprobs": 20});
+        let ask = request(&body, "stopped", "Aggregated");
+        client.write_all(ask.as_bytes()).await?;
+        let mut piece = [0; 1024];
+        ensure!(client.read(&mut piece).await? > 0, "it begins");
+        // Open all the time, and silent.
+        nothing_is_left(&fleet, &router.admin, "stopped").await?;
+        let mut rest = Vec::new();
+        let _ = client.read_to_end(&mut rest).await;
+        ensure!(
+            !String::from_utf8_lossy(&rest).contains("[DONE]"),
+            "it was cut off"
+        );
+        is_served(&router.api).await?;
+        drop(router);
+        fleet.end().await
+    });
+}
+
+#[test]
+fn half_a_connection_is_a_client_that_is_gone_in_every_phase() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::slow()).await?;
+        let prompt = |tokens: u32, salt: u32| -> Vec<u32> {
+            (0..tokens)
+                .map(|index| 3 + (index * 7 + salt * 13) % 200)
+                .collect()
+        };
+        let positive = |value: &Value| value.as_u64().is_some_and(|count| count > 0);
+        let phases: [(&str, &str, u32, &str, &dyn Fn(&Value) -> bool); 4] = [
+            ("local-prompt", "Aggregated", 2500, "decode", &|worker| {
+                positive(&worker["queuedTokens"])
+            }),
+            (
+                "remote-prompt",
+                "Disaggregated",
+                2500,
+                "prefill",
+                &|worker| positive(&worker["queuedTokens"]),
+            ),
+            ("between", "Disaggregated", 2500, "prefill", &|worker| {
+                positive(&worker["blocks"]["leased"])
+            }),
+            ("tokens", "Disaggregated", 50, "decode", &|worker| {
+                positive(&worker["runningSequences"])
+            }),
+        ];
+        for (salt, (id, mode, tokens, role, phase)) in (1..).zip(phases) {
+            for streamed in [true, false] {
+                let id = format!("{id}-{streamed}");
+                let body = json!({"model": "tiny", "prompt": prompt(tokens, 2 * salt + u32::from(streamed)), "max_tokens": 400,
+                    "ignore_eos": true, "stream": streamed});
+                let mut client = TcpStream::connect(fleet.api.address()).await?;
+                client
+                    .write_all(request(&body, &id, mode).as_bytes())
+                    .await?;
+                wait::until(&id, SOON, async || {
+                    let workers = fleet
+                        .workers(Some(role))
+                        .await
+                        .map_err(|error| error.to_string())?;
+                    if workers.iter().any(phase) {
+                        Ok(())
+                    } else {
+                        Err(format!("{workers:?}"))
+                    }
+                })
+                .await?;
+                client.shutdown().await?;
+                nothing_is_left(&fleet, &fleet.admin, &id).await?;
+            }
+        }
+        fleet.end().await
+    });
+}
+
+#[test]
+fn a_router_that_ends_lets_streams_end_and_says_so_to_the_others() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::slow()).await?;
+        let mut router = LoneRouter::with(&fleet, &[], &["--drain-seconds", "4"]).await?;
+        let ask = |tokens: u32| Ask::ids("tiny", &[5, 6, 7], tokens).with("ignore_eos", true);
+        // A token takes 20 ms.
+        let mut short = ask(50).stream(&router.api).await?;
+        let mut long = ask(1500).request("long").stream(&router.api).await?;
+        let whole = router.api;
+        let whole = tokio::spawn(async move {
+            let ask = Ask::ids("tiny", &[5, 6, 7], 1500).with("ignore_eos", true);
+            ask.raw(&whole).await
+        });
+        for begun in [&mut short, &mut long] {
+            begun.text().await?.context("no token")?;
+        }
+        router.signal(Signal::TERM);
+        wait::until("the router is not ready", SOON, async || {
+            match router.admin.get("/readyz").await {
+                Ok(answer) if answer.status == 503 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await?;
+        let late = ask(1).raw(&router.api).await?;
+        ensure!(late.status == 503, "{}", late.text());
+        ensure!(
+            late.header("retry-after") == Some("1"),
+            "{:?}",
+            late.headers
+        );
+        ensure!(
+            late.header("connection") == Some("close"),
+            "{:?}",
+            late.headers
+        );
+        ensure!(
+            late.json()?["error"]["code"] == "shutting_down",
+            "{}",
+            late.text()
+        );
+
+        short
+            .rest()
+            .await
+            .context("there was time for the short one")?;
+        let cut = loop {
+            let Some(event) = long.events.next().await? else {
+                bail!("the long stream ended without a word");
+            };
+            ensure!(event.data != "[DONE]", "there was no time for the long one");
+            if event.name == "error" {
+                break event.data;
+            }
+        };
+        ensure!(cut.contains("shutting_down"), "{cut}");
+        ensure!(
+            long.events.next().await?.is_none(),
+            "nothing comes after it"
+        );
+        let whole = whole.await??;
+        ensure!(whole.status == 503, "{}", whole.text());
+        let status = router.wait(SOON)?;
+        ensure!(status.success(), "{status}: {}", router.log());
+        fleet.idle(LEASE + SOON).await?;
+        fleet.end().await
+    });
+}
+
+/// Of `secret` and `secret-two`, by `printf %s KEY | sha256sum`.
+const SECRET: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+const SECOND: &str = "cebdf378f2d2bd60d3e3693349e8f20f329daf11a276f849996f0a6377e2155b";
+
+#[test]
+fn keys_are_asked_for_and_change_without_a_restart() {
+    scenario(async {
+        let fleet = Fleet::of(&Manifest::tiny()).await?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("keys.json");
+        let write = |hash: &str| {
+            std::fs::write(
+                &file,
+                format!(r#"[{{"name": "a", "hash": "sha256:{hash}"}}]"#),
+            )
+        };
+        write(SECRET)?;
+        let path = file.to_str().context("no text")?;
+        let router = LoneRouter::with(&fleet, &[], &["--api-keys-file", path]).await?;
+        let log = router.whole_log();
+        ensure!(log.contains("with one of 1 API keys, without TLS"), "{log}");
+        let ask = async |key: &str| {
+            let headers = [("authorization", format!("Bearer {key}"))];
+            let headers = headers
+                .each_ref()
+                .map(|(name, value)| (*name, value.as_str()));
+            let body = json!({"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1});
+            let answer = router.api.post("/v1/completions", &headers, &body).await?;
+            Ok::<_, anyhow::Error>(answer.status)
+        };
+        ensure!(ask("secret").await? == 200, "the key is known");
+        ensure!(ask("secret-two").await? == 401, "the other is not yet");
+        let swapped = async |known: &str, unknown: &str| {
+            wait::until("the keys change", SOON, async || {
+                match (ask(known).await, ask(unknown).await) {
+                    (Ok(200), Ok(401)) => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await
+        };
+        write(SECOND)?;
+        swapped("secret-two", "secret").await?;
+        // What is wrong changes nothing, and is said.
+        std::fs::write(&file, "[")?;
+        wait::until("the fault is logged", SOON, async || {
+            let log = router.whole_log();
+            let said =
+                log.contains("API keys: ") && log.contains("the last good version stays in force");
+            if said { Ok(()) } else { Err(router.log()) }
+        })
+        .await?;
+        swapped("secret-two", "secret").await?;
+        drop(router);
+        fleet.end().await
+    });
+}
