@@ -8,6 +8,7 @@
 //! - [`disaster`]: killing and freezing its processes.
 //! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
+//! - [`simulated_network`]: router and workers under partitions, losses and crashes, by seed.
 //! - [`simulation`]: production engines and placement in simulated time.
 //! - [`wait`]: for a condition, with a deadline.
 
@@ -23,6 +24,7 @@ pub mod openai;
 pub mod process;
 pub mod prompts;
 pub mod record;
+pub mod simulated_network;
 pub mod simulation;
 pub mod wait;
 

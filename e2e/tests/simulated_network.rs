@@ -1,0 +1,105 @@
+//! Many seeds of the simulated network. `BATON_SEEDS=N` plays that many, from `BATON_FIRST_SEED` on; `BATON_SEED=N` only one, with
+//! its plan and its log (`RUST_LOG`).
+
+use std::env;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use baton_e2e::simulated_network::hosts::Defect;
+use baton_e2e::simulated_network::plan::Plan;
+use baton_e2e::simulated_network::seeds::{Seeds, play_if_told};
+
+/// What `make test` plays.
+const SEEDS: u64 = 200;
+/// A defect is seen within so many seeds.
+const FEW: u64 = 40;
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok()?.parse().ok()
+}
+
+fn seeds() -> Result<Seeds> {
+    Seeds::new("one_seed", Path::new(env!("CARGO_TARGET_TMPDIR")))
+}
+
+/// What the processes of single seeds run; nothing otherwise.
+#[test]
+fn one_seed() -> Result<()> {
+    play_if_told()
+}
+
+#[test]
+fn no_seed_gives_a_wrong_token_a_stuck_run_or_a_leak() -> Result<()> {
+    if let Some(seed) = number("BATON_SEED") {
+        println!("{:#?}", Plan::of(seed));
+        let played = seeds()?.play(seed, None)?;
+        ensure!(played.problem.is_empty(), "seed {seed}: {}", played.problem);
+        println!("{played:#?}");
+        return Ok(());
+    }
+    let count = number("BATON_SEEDS").unwrap_or(SEEDS);
+    let first = number("BATON_FIRST_SEED").unwrap_or(1);
+    let began = Instant::now();
+    let (tally, failed) = seeds()?.play_all(first..first + count)?;
+    println!("{count} seeds in {:.0?}: {:#?}", began.elapsed(), tally.0);
+    ensure!(
+        failed.is_empty(),
+        "{} of {count} seeds failed:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+    if count >= SEEDS {
+        for what in [
+            "KV moved",
+            "plan: remote",
+            "plan: local",
+            "attempts: 2",
+            "client: left",
+            "client: failed",
+        ] {
+            ensure!(tally.of(what) > 0, "it never happened: {what}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_seed_is_the_same_to_the_byte_each_time() -> Result<()> {
+    if number("BATON_SEED").is_some() {
+        return Ok(());
+    }
+    let seeds = seeds()?;
+    for seed in 1..=4 {
+        let (one, again) = (seeds.play(seed, None)?, seeds.play(seed, None)?);
+        ensure!(one.trace.1 > 1_000, "nearly nothing was sent: {one:?}");
+        ensure!(
+            one.trace == again.trace,
+            "seed {seed}: {one:?} and {again:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn known_defects_do_not_go_unnoticed() -> Result<()> {
+    if number("BATON_SEED").is_some() {
+        return Ok(());
+    }
+    let seeds = seeds()?;
+    for (defect, shows) in [
+        (Defect::UncheckedBytes, "wrong"),
+        (Defect::LeasesForEver, "holds blocks"),
+    ] {
+        let mut noticed = false;
+        for seed in 1..=FEW {
+            let played = seeds.play(seed, Some(defect))?;
+            if played.problem.contains(shows) {
+                noticed = true;
+                break;
+            }
+        }
+        ensure!(noticed, "{defect:?}: {FEW} seeds were content");
+    }
+    Ok(())
+}
