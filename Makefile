@@ -39,6 +39,8 @@ bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	$(CARGO) bench --locked -p baton-placement --bench decisions
 	BATON_TEST_GGUF="$(MODEL_FILE)" LLAMA_BENCH="$(PEER_BENCH)" $(CARGO) bench --locked -p baton-worker --bench builtin
 	$(CARGO) bench --locked -p baton-worker --bench transfer
+	$(CARGO) build --release --locked --workspace --bins
+	$(CARGO) bench --locked -p baton-e2e --bench front
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check

@@ -10,9 +10,11 @@
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
 //! - [`simulated_network`]: router and workers under partitions, losses and crashes, by seed.
 //! - [`simulation`]: production engines and placement in simulated time.
+//! - [`collector`]: of traces.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
+pub mod collector;
 pub mod disaster;
 pub mod fleet;
 pub mod http;

@@ -80,6 +80,8 @@ pub struct RunRequest {
     pub mode: Option<Mode>,
     /// False: one choice of several, `echo` and the like stay on one worker.
     pub splittable: bool,
+    /// What the client asked for, as OpenTelemetry's GenAI conventions name it.
+    pub operation: &'static str,
     /// W3C trace context of the client.
     pub traceparent: Option<String>,
     pub received: Instant,

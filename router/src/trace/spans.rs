@@ -61,12 +61,7 @@ pub fn of_run(trace: &RunTrace, about: About<'_>) -> Vec<Span> {
     spans
 }
 
-fn accept(
-    root: &TraceContext,
-    parent: Option<&TraceContext>,
-    about: &About<'_>,
-    end: u64,
-) -> Span {
+fn accept(root: &TraceContext, parent: Option<&TraceContext>, about: &About<'_>, end: u64) -> Span {
     let (request, outcome) = (about.request, about.outcome);
     let times = (about.progress.accepted().0, end);
     let mut span = Span::new(root, parent, "accept", Kind::Server, times);
@@ -74,7 +69,7 @@ fn accept(
     let sampling = &request.sampling;
     let attributes = &mut span.attributes;
     attributes
-        .set("gen_ai.operation.name", "text_completion")
+        .set("gen_ai.operation.name", request.operation)
         .set("gen_ai.provider.name", "baton")
         .set("gen_ai.request.model", policy.model.clone())
         .set("gen_ai.request.max_tokens", request.stopping.max_tokens)
@@ -108,8 +103,7 @@ fn accept(
         );
     // 0 is the wire's word for "all": nobody asked for a number.
     if sampling.top_k > 0 {
-        span.attributes
-            .set("gen_ai.request.top_k", sampling.top_k);
+        span.attributes.set("gen_ai.request.top_k", sampling.top_k);
     }
     span.events = about.progress.history().iter().map(state_event).collect();
     if let Some(failure) = about.failure {

@@ -138,11 +138,9 @@ async fn run(
     let task = Decoding {
         trace: trace.take(),
         key: admitted.key,
-        handoff: admitted
-            .reservation
-            .map(|reservation| {
-                Handoff::new(Arc::clone(&daemon), &start, reservation, transfer_place)
-            }),
+        handoff: admitted.reservation.map(|reservation| {
+            Handoff::new(Arc::clone(&daemon), &start, reservation, transfer_place)
+        }),
         daemon: Arc::clone(&daemon),
         engine,
         incoming,
@@ -290,6 +288,9 @@ impl Decoding {
     async fn obey(&mut self, step: Step) -> bool {
         let command = match step {
             Step::Answer(event) => {
+                if let (Some(trace), Some(handoff)) = (&mut self.trace, &self.handoff) {
+                    trace.transfer_asked(handoff.asked());
+                }
                 return self.answer(event).await;
             }
             Step::Broken(message) => {
@@ -390,7 +391,11 @@ mod tests {
         assert!(reader.recv().await.is_some());
         assert_eq!(answers.send(event(), &run).await, Ok(()));
         run.cancel();
-        assert_eq!(answers.send(event(), &run).await, Ok(()), "nobody waits then");
+        assert_eq!(
+            answers.send(event(), &run).await,
+            Ok(()),
+            "nobody waits then"
+        );
     }
 
     #[tokio::test]

@@ -58,6 +58,8 @@ pub(super) struct Handoff {
     first_token: Option<u32>,
     /// Span of the transfer; empty where nothing is traced.
     transfer_place: String,
+    /// When the descriptor came, for the span of the transfer: microseconds since the Unix epoch.
+    asked: Option<u64>,
     kv: Kv,
     /// The router may still send.
     listening: bool,
@@ -108,6 +110,7 @@ impl Handoff {
             },
             first_token: None,
             transfer_place: transfer_place.unwrap_or_default(),
+            asked: None,
             kv: Kv::Waiting(reservation),
             listening: true,
             daemon,
@@ -130,6 +133,10 @@ impl Handoff {
                 return step;
             }
         }
+    }
+
+    pub(super) fn asked(&self) -> Option<u64> {
+        self.asked
     }
 
     /// What follows from where it stands.
@@ -205,7 +212,10 @@ impl Handoff {
             return None;
         };
         match message.message? {
-            Message::Descriptor(descriptor) => self.descriptor(&descriptor),
+            Message::Descriptor(descriptor) => {
+                self.asked.get_or_insert(self.daemon.traces.now());
+                self.descriptor(&descriptor)
+            }
             Message::FirstToken(token) => self.first(&token),
             Message::Recompute(recompute) => {
                 let reservation = match std::mem::replace(&mut self.kv, Kv::Over) {
@@ -301,7 +311,12 @@ impl Handoff {
         let daemon = Arc::clone(&self.daemon);
         let operation = self.operation.clone();
         let on_left = move |left: &Left<'_>| {
-            let Left { from, to, obstacle, error } = left;
+            let Left {
+                from,
+                to,
+                obstacle,
+                error,
+            } = left;
             tracing::warn!(%operation, from, to, cause = obstacle.word(), %error, "this pair moves KV another way");
             daemon.metrics.transport_left(from, *obstacle);
         };

@@ -19,6 +19,8 @@ pub(crate) struct DecodeTrace {
     /// Since when this worker could compute the prompt: its admission, or the word to recompute.
     admitted: u64,
     prefill: Option<u64>,
+    /// When the transfer was asked for.
+    asked: Option<u64>,
     transfer: Option<u64>,
     generation: Option<u64>,
     decode: Option<u64>,
@@ -33,6 +35,7 @@ impl DecodeTrace {
             prompt_tokens,
             admitted: at,
             prefill: None,
+            asked: None,
             transfer: None,
             generation: None,
             decode: None,
@@ -44,6 +47,11 @@ impl DecodeTrace {
     /// Where the span of the transfer will be, for the worker that is read from.
     pub(crate) fn transfer_place(&self) -> TraceContext {
         self.traced.place("transfer")
+    }
+
+    /// The descriptor came at `at`.
+    pub(crate) fn transfer_asked(&mut self, at: Option<u64>) {
+        self.asked = self.asked.or(at);
     }
 
     /// The router has said to compute here what was to be handed over, as an attempt of its own.
@@ -192,7 +200,8 @@ impl DecodeTrace {
     }
 
     fn transfer_span(&self, at: u64) -> Span {
-        let begin = self.transfer.unwrap_or(at);
+        // With the claim, before it was granted and reported.
+        let begin = self.asked.or(self.transfer).unwrap_or(at);
         let mut span = self.traced.span("transfer", Kind::Client, (begin, at));
         span.attributes.maybe("baton.generation", self.generation);
         span
