@@ -83,31 +83,24 @@ impl Task for Transpose<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        // A whole tile has loops of known length.
-        if self.count == LANES {
-            self.of(lanes, LANES);
-        } else {
-            let count = self.count;
-            self.of(lanes, count);
+        let dimensions = self.keys.len();
+        // Cut once, so that the loops below have little to check.
+        let mut rows = [[].as_slice(); LANES];
+        for (token, row) in rows.iter_mut().enumerate().take(self.count) {
+            let at = token * self.stride;
+            *row = self.rows[at..at + dimensions].as_chunks::<LANES>().0;
         }
-    }
-}
-
-impl Transpose<'_> {
-    #[inline(always)]
-    fn of<L: Lanes>(self, lanes: L, count: usize) {
         let parts = self.keys.as_chunks_mut::<LANES>().0.iter_mut();
         for (part, keys) in parts.enumerate() {
             let mut square = [lanes.splat(0.0); LANES];
-            let rows = self.rows.chunks(self.stride).take(count);
-            for (square, row) in square.iter_mut().zip(rows) {
-                if let Some(row) = row[part * LANES..].first_chunk() {
-                    *square = lanes.widen(row);
+            for token in 0..LANES {
+                if let Some(row) = rows[token].get(part) {
+                    square[token] = lanes.widen(row);
                 }
             }
             let columns = lanes.transpose(square);
-            for (keys, column) in keys.iter_mut().zip(columns) {
-                *keys = lanes.array(column);
+            for token in 0..LANES {
+                keys[token] = lanes.array(columns[token]);
             }
         }
     }

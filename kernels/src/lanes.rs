@@ -16,7 +16,7 @@ pub(crate) mod portable;
 pub(crate) trait Lanes: Copy {
     /// Sixteen f32.
     type Floats: Copy;
-    /// Four columns of sixteen weight rows, each from 0 to 255.
+    /// Four columns of sixteen weight rows.
     type Weights: Copy;
     /// Four activations, each from -127 to 127, for all lanes.
     type Quad: Copy;
@@ -49,10 +49,12 @@ pub(crate) trait Lanes: Copy {
     /// Rows to columns.
     fn transpose(self, rows: [Self::Floats; LANES]) -> [Self::Floats; LANES];
 
+    /// Weights stored 128 above their value; sums of products with them have to start at [`Self::dots`] of what that adds.
     fn weights(self, quants: &[u8; 4 * LANES]) -> Self::Weights;
-    /// The low halves of the bytes, and the high ones.
+    /// The low halves of the bytes, and the high ones, as they are.
     fn nibbles(self, quants: &[u8; 4 * LANES]) -> [Self::Weights; 2];
     fn quad(self, activations: i32) -> Self::Quad;
+    /// `start` makes up for weights that are stored above their value, where the instruction set takes them so; else it is ignored.
     fn dots(self, start: i32) -> Self::Dots;
     fn accumulate(self, dots: Self::Dots, weights: Self::Weights, quad: Self::Quad) -> Self::Dots;
     fn floats(self, dots: Self::Dots) -> Self::Floats;

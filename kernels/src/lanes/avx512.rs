@@ -157,7 +157,9 @@ impl Lanes for Avx512 {
             // Within each quarter of a register: pairs of rows, then fours of rows.
             let mut fours = rows;
             for four in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|row| rows[4 * four + row]);
+                // Not by a closure: it would be compiled without these instructions, and called.
+                let (a, b) = (rows[4 * four], rows[4 * four + 1]);
+                let (c, d) = (rows[4 * four + 2], rows[4 * four + 3]);
                 let low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
                 let low_next = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
                 let high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
@@ -170,7 +172,8 @@ impl Lanes for Avx512 {
             // Register 4f + j has in quarter q the rows 4f.. of column 4q + j: gather the quarters of each column.
             let mut columns = rows;
             for column in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|four| fours[4 * four + column]);
+                let (a, b) = (fours[column], fours[4 + column]);
+                let (c, d) = (fours[8 + column], fours[12 + column]);
                 let left = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
                 let left_next = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
                 let right = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);

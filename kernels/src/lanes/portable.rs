@@ -18,6 +18,9 @@ fn each(left: Halves, right: Halves, combine: impl Fn(f32x8, f32x8) -> f32x8) ->
     [combine(left[0], right[0]), combine(left[1], right[1])]
 }
 
+/// What turns a byte that is stored 128 above its value into that value.
+const ABOVE: u8x16 = u8x16::new([0x80; 16]);
+
 #[inline(always)]
 fn integers(values: f32x8) -> i32x8 {
     bytemuck::cast(values)
@@ -25,7 +28,7 @@ fn integers(values: f32x8) -> i32x8 {
 
 impl Lanes for Portable {
     type Floats = Halves;
-    /// Four rows a vector, widened to 16 bits.
+    /// Four rows a vector, widened to 16 bits, at their true value.
     type Weights = [i16x16; 4];
     type Quad = i16x16;
     /// Like the weights, two sums a row: of columns 0 and 1, of columns 2 and 3.
@@ -147,18 +150,20 @@ impl Lanes for Portable {
     fn weights(self, quants: &[u8; 4 * LANES]) -> [i16x16; 4] {
         let mut weights = [i16x16::ZERO; 4];
         for (weights, quants) in weights.iter_mut().zip(quants.as_chunks::<16>().0) {
-            *weights = i16x16::from(u8x16::new(*quants));
+            *weights = i16x16::from_i8x16(bytemuck::cast(u8x16::new(*quants) ^ ABOVE));
         }
         weights
     }
 
     #[inline(always)]
     fn nibbles(self, quants: &[u8; 4 * LANES]) -> [[i16x16; 4]; 2] {
-        let both = self.weights(quants);
-        [
-            both.map(|both| both & i16x16::splat(15)),
-            both.map(|both| both >> 4),
-        ]
+        let mut halves = [[i16x16::ZERO; 4]; 2];
+        for (part, quants) in quants.as_chunks::<16>().0.iter().enumerate() {
+            let both = i16x16::from(u8x16::new(*quants));
+            halves[0][part] = both & i16x16::splat(15);
+            halves[1][part] = both >> 4;
+        }
+        halves
     }
 
     #[inline(always)]
@@ -167,8 +172,8 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dots(self, start: i32) -> [i32x8; 4] {
-        [i32x8::new([start, 0, start, 0, start, 0, start, 0]); 4]
+    fn dots(self, _start: i32) -> [i32x8; 4] {
+        [i32x8::ZERO; 4]
     }
 
     #[inline(always)]
