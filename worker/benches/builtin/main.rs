@@ -96,7 +96,9 @@ fn main() -> Result<()> {
     table.print();
     for (form, subject, bytes) in &weights {
         table.compare(subject, &format!("llama.cpp {form}"));
-        table.compare(subject, "llama.cpp Q8_0");
+        if *form != "Q8_0" {
+            table.compare(subject, "llama.cpp Q8_0");
+        }
         bandwidths.compare(subject, *bytes, &table);
     }
     Ok(())

@@ -75,8 +75,8 @@ impl<'a> Container<'a> {
         self.file
     }
 
-    pub(super) fn malformed(&self, field: &str, problem: String) -> ModelError {
-        malformed(self.file, field, &problem)
+    pub(super) fn malformed(&self, field: &str, problem: impl Into<String>) -> ModelError {
+        malformed(self.file, field, &problem.into())
     }
 
     pub(super) fn has_field(&self, field: &str) -> bool {
