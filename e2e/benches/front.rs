@@ -59,7 +59,13 @@ async fn measure() -> Result<()> {
     let direct = Direct::connect(&worker, &fleet).await?;
     println!(
         "{:>10} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}",
-        "characters", "requests", "direct p50", "routed p50", "added p50", "added p99", "CPU/request"
+        "characters",
+        "requests",
+        "direct p50",
+        "routed p50",
+        "added p50",
+        "added p99",
+        "CPU/request"
     );
     for (characters, requests) in [(2_000, 400), (32_000, 80)] {
         one_client(&fleet, &direct, router, characters, requests).await?;

@@ -45,7 +45,7 @@ pub struct Exporter {
 
 #[derive(Debug)]
 enum Way {
-    Grpc(grpc::Grpc),
+    Grpc(Box<grpc::Grpc>),
     Http(http::Http),
 }
 
@@ -84,7 +84,7 @@ impl Exporter {
             .map(|(name, value)| (name.to_owned(), value));
         let service = service_name.map(|name| ("service.name".to_owned(), name));
         let way = match endpoint.protocol {
-            Protocol::Grpc => Way::Grpc(grpc::Grpc::new(endpoint.uri, headers, timeout)),
+            Protocol::Grpc => Way::Grpc(Box::new(grpc::Grpc::new(endpoint.uri, headers, timeout))),
             Protocol::HttpProtobuf => Way::Http(http::Http::new(endpoint.uri, headers)),
         };
         let (sender, spans) = mpsc::channel(batching.queue);

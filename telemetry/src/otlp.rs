@@ -167,7 +167,11 @@ mod tests {
 
     #[test]
     fn a_later_fact_about_the_process_replaces_an_earlier_one() {
-        let pairs = [("service.name", "a"), ("region", "b"), ("service.name", "c")];
+        let pairs = [
+            ("service.name", "a"),
+            ("region", "b"),
+            ("service.name", "c"),
+        ];
         let resource = resource(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let keys: Vec<&str> = resource.attributes.iter().map(|pair| &*pair.key).collect();
         assert_eq!(keys, ["region", "service.name"]);

@@ -181,7 +181,10 @@ fn endpoint(
         _ => return Err(wrong()),
     }
     let authority = uri.authority().map_or("", |authority| authority.as_str());
-    let has_port = authority.rsplit(':').next().is_some_and(|port| port.parse::<u64>().is_ok());
+    let has_port = authority
+        .rsplit(':')
+        .next()
+        .is_some_and(|port| port.parse::<u64>().is_ok());
     if uri.host().is_none_or(str::is_empty) || (has_port && uri.port_u16().is_none()) {
         return Err(wrong());
     }
@@ -202,9 +205,7 @@ fn endpoint(
     Ok(Some(Endpoint { uri, protocol }))
 }
 
-fn protocol(
-    variable: &impl Fn(&str) -> Option<String>,
-) -> Result<Option<Protocol>, SettingsError> {
+fn protocol(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<Protocol>, SettingsError> {
     for name in [
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
         "OTEL_EXPORTER_OTLP_PROTOCOL",
@@ -283,7 +284,9 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let [first, after @ ..] = rest {
-        let pair = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
+        let pair = after
+            .get(..2)
+            .and_then(|pair| std::str::from_utf8(pair).ok());
         match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
             Some(byte) if *first == b'%' => {
                 decoded.push(byte);

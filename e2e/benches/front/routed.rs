@@ -59,7 +59,10 @@ impl Routed {
             }
         }
         let text = String::from_utf8_lossy(&text);
-        ensure!(status == 200 && text.ends_with("[DONE]\n\n"), "{status}: {text}");
+        ensure!(
+            status == 200 && text.ends_with("[DONE]\n\n"),
+            "{status}: {text}"
+        );
         Ok(first.unwrap_or_default())
     }
 }

@@ -29,7 +29,10 @@ fn endpoint_of(flag: Option<&str>, variables: &[(&str, &str)]) -> (String, Proto
 #[test]
 fn nothing_is_traced_unless_a_collector_is_named() {
     assert_eq!(read(None, &[]), Ok(None));
-    assert_eq!(read(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "  ")]), Ok(None));
+    assert_eq!(
+        read(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "  ")]),
+        Ok(None)
+    );
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
     for off in [
         ("OTEL_SDK_DISABLED", "true"),
@@ -69,7 +72,10 @@ fn the_protocol_is_said_or_follows_from_the_port() {
         endpoint_of(None, &[at("http://c:9")]).1,
         Protocol::HttpProtobuf
     );
-    assert_eq!(endpoint_of(None, &[at("http://c:9"), said]).1, Protocol::Grpc);
+    assert_eq!(
+        endpoint_of(None, &[at("http://c:9"), said]).1,
+        Protocol::Grpc
+    );
     let traces = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf");
     assert_eq!(
         endpoint_of(None, &[at("http://c:4317"), said, traces]).1,
@@ -86,12 +92,9 @@ fn an_endpoint_that_cannot_be_sent_to_is_an_error_that_names_it() {
         let error = read(Some(value), &[]).unwrap_err().to_string();
         assert!(error.contains("--otlp-endpoint"), "{value}: {error}");
     }
-    let error = read(
-        None,
-        &[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317")],
-    )
-    .unwrap_err()
-    .to_string();
+    let error = read(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317")])
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{error}");
     assert!(error.contains("plain http"), "{error}");
 }
@@ -106,7 +109,10 @@ fn headers_are_read_and_never_shown() {
     assert!(!format!("{settings:?}").contains("a b"));
     let secret = ("OTEL_EXPORTER_OTLP_HEADERS", "fine=1,secret");
     let error = read(None, &[endpoint, secret]).unwrap_err().to_string();
-    assert!(error.contains("entry 2") && !error.contains("secret"), "{error}");
+    assert!(
+        error.contains("entry 2") && !error.contains("secret"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -132,7 +138,10 @@ fn sizes_and_times_are_taken_and_a_batch_fits_the_queue() {
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "700"),
         ("OTEL_SERVICE_NAME", "mine"),
     ]);
-    assert_eq!((settings.batching.queue, settings.batching.batch), (100, 100));
+    assert_eq!(
+        (settings.batching.queue, settings.batching.batch),
+        (100, 100)
+    );
     assert_eq!(settings.batching.delay, Duration::from_millis(20));
     assert_eq!(settings.timeout, Duration::from_millis(700));
     assert_eq!(settings.service_name.as_deref(), Some("mine"));

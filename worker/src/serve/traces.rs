@@ -93,7 +93,13 @@ impl Traces {
     }
 
     /// A claim was granted.
-    pub(crate) fn claimed(&self, transfer: &TransferId, traceparent: &str, generation: u64, reader: &str) {
+    pub(crate) fn claimed(
+        &self,
+        transfer: &TransferId,
+        traceparent: &str,
+        generation: u64,
+        reader: &str,
+    ) {
         let Some(parent) = self.tracer.under(traceparent) else {
             return;
         };
@@ -116,7 +122,13 @@ impl Traces {
         };
         let context = read.parent.child("transfer", &transfer.0);
         let times = (read.begin, self.anchor.now());
-        let mut span = Span::new(&context, Some(&read.parent), "transfer", Kind::Server, times);
+        let mut span = Span::new(
+            &context,
+            Some(&read.parent),
+            "transfer",
+            Kind::Server,
+            times,
+        );
         span.attributes
             .set("baton.worker", self.worker.clone())
             .set("baton.incarnation", self.incarnation.clone())

@@ -206,7 +206,7 @@ fn a_failure_is_said_once_where_it_happened() {
     let spans = decode(
         &[
             (Event::DecodeStarted(started()), 120),
-            (failed.clone(), 140),
+            (failed, 140),
         ],
         150,
     );
