@@ -17,6 +17,7 @@ pub mod pool;
 pub mod reservation;
 pub mod state;
 pub mod store;
+mod sync;
 
 pub use self::blocks::CacheScope;
 pub use self::pool::KvPool;

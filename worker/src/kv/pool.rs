@@ -4,6 +4,8 @@
 //! holder without the lock: nobody else has them.
 
 #[cfg(test)]
+mod orders;
+#[cfg(test)]
 mod tests;
 
 use std::fmt;
@@ -27,6 +29,7 @@ use super::state::{
     Reserve,
 };
 use super::store::{BlockId, BlockStore, StoreError};
+use super::sync::take;
 use crate::transport::checksum::checksum;
 
 struct Shared {
@@ -86,7 +89,7 @@ impl KvPool {
     fn with<T>(&self, operation: impl FnOnce(&mut PoolState, u64) -> T) -> T {
         let now = self.now();
         let (result, last) = {
-            let mut state = self.0.state.lock();
+            let mut state = take(|| self.0.state.lock(), || self.0.state.try_lock());
             let result = operation(&mut state, now);
             (result, state.events.last())
         };

@@ -12,6 +12,7 @@ use parking_lot::{
 };
 use thiserror::Error;
 
+use super::sync::take;
 use crate::transport::memory::{Arena, Piece, Shape};
 
 /// Index of a block in the arena of one worker. Means nothing outside that worker.
@@ -204,7 +205,8 @@ impl BlockStore {
     /// # Panics
     /// When `id` is not of this arena: ids come from the pool that owns it.
     pub fn read(&self, id: BlockId) -> BlockRead<'_> {
-        RwLockReadGuard::map(self.blocks[id.index()].read(), Piece::bytes)
+        let block = &self.blocks[id.index()];
+        RwLockReadGuard::map(take(|| block.read(), || block.try_read()), Piece::bytes)
     }
 
     /// The bytes of a block, to be changed. Waits for readers. Only the owner of the block's only reference may do this. The block
@@ -213,7 +215,8 @@ impl BlockStore {
     /// # Panics
     /// When `id` is not of this arena.
     pub fn write(&self, id: BlockId) -> BlockWrite<'_> {
-        let piece = self.blocks[id.index()].write();
+        let block = &self.blocks[id.index()];
+        let piece = take(|| block.write(), || block.try_write());
         if let Some(header) = self.arena.header(id.0) {
             header.retract();
         }

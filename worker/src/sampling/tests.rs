@@ -119,6 +119,36 @@ fn frequencies_follow_the_probabilities() {
     }
 }
 
+/// Values computed apart from this code, from the text of the rules, in Python: another build, machine or version of a worker must
+/// draw the same, or an attempt that goes on elsewhere says something else.
+#[test]
+fn what_is_drawn_is_what_was_always_drawn() {
+    let drawn = [(0, 0), (0, 1), (1, 0), (42, 1000), (u64::MAX, u64::MAX)]
+        .map(|(seed, position)| uniform(seed, position));
+    let recorded = [
+        0.483_944_699_219_436_84,
+        0.424_592_831_519_582_27,
+        0.833_909_930_627_439_9,
+        0.683_914_391_319_312_5,
+        0.542_702_218_605_321_4,
+    ];
+    assert_eq!(drawn, recorded);
+    let logits: Vec<f32> = (0..50_u8)
+        .map(|id| f32::from(id * 37 % 50) / 10.0)
+        .collect();
+    let sampling = Sampling {
+        top_k: 30,
+        top_p: 0.9,
+        min_p: 0.01,
+        ..at(0.8, 7)
+    };
+    let tokens: Vec<u32> = (0..16)
+        .map(|position| sample(&logits, &sampling, position, &[]).token)
+        .collect();
+    let recorded = [27, 12, 24, 39, 8, 24, 27, 39, 1, 1, 8, 43, 27, 47, 8, 28];
+    assert_eq!(tokens, recorded);
+}
+
 #[test]
 fn a_row_without_numbers_still_gives_a_token() {
     assert_eq!(sample(&[f32::NAN, 1.0], &at(1.0, 1), 0, &[]).token, 1);

@@ -108,8 +108,9 @@ pub(crate) struct Outlets {
 
 /// Starts the thread. It ends with `stop`, or when all [`Commands`] are gone; `stop` is cancelled when it ends for whatever reason.
 ///
-/// `operations` is how many may be live at once: each has at most one command under way, so that many places never make a
-/// sender wait for anything but the running step.
+/// `operations` is how many may be admitted at once, and the places that the channel has: each of them has at most one command
+/// under way. Requests that will be refused come on top, so a sender may have to wait for a place; between two steps all that is
+/// there is taken, so of that many senders none waits longer than the running step, and twice as many wait for one step more.
 pub(crate) fn spawn(
     engine: Engine,
     operations: usize,

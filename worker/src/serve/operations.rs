@@ -114,11 +114,7 @@ impl Operations {
     }
 
     /// Cancels all operations of a run, or the one that is named, and returns what ends when they have.
-    pub(crate) fn cancel(
-        &self,
-        run: &RunId,
-        only: Option<&OperationId>,
-    ) -> Vec<CancellationToken> {
+    pub(crate) fn cancel(&self, run: &RunId, only: Option<&OperationId>) -> Vec<CancellationToken> {
         let mut live = self.0.live.lock().get(run).cloned().unwrap_or_default();
         live.retain(|operation| only.is_none_or(|only| operation.operation == *only));
         for operation in &live {

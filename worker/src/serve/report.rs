@@ -52,6 +52,13 @@ pub(crate) async fn reap(daemon: Arc<Daemon>) {
             );
             daemon.changed.notify_one();
         }
+        if reaped.quarantined > 0 {
+            tracing::warn!(
+                blocks = reaped.quarantined,
+                "quarantine ended: its readers were gone without a word"
+            );
+            daemon.changed.notify_one();
+        }
         let now = daemon.pool.now();
         daemon.results.forget(now);
         daemon.traces.forget();

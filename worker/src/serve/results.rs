@@ -136,9 +136,7 @@ mod tests {
 
     fn event(queue_milliseconds: f64) -> PrefillEvent {
         PrefillEvent {
-            event: Some(Event::Started(Started {
-                queue_milliseconds,
-            })),
+            event: Some(Event::Started(Started { queue_milliseconds })),
         }
     }
 

@@ -387,7 +387,10 @@ fn nothing_of_a_modelled_step_shows_before_its_time_has_passed() {
     let forwarded = engine.forward();
     assert_eq!(computed(), 0, "its blocks could be read already");
     let modelled = forwarded.modelled();
-    assert!(modelled.is_some_and(|modelled| modelled > 1.0), "{modelled:?} ms");
+    assert!(
+        modelled.is_some_and(|modelled| modelled > 1.0),
+        "{modelled:?} ms"
+    );
     engine.conclude(forwarded, 0.0);
     assert!(computed() >= 64);
 }

@@ -300,7 +300,9 @@ async fn a_second_first_token_is_refused_and_leaves_nothing() {
             position: 40,
             logprobs: None,
         };
-        stream.send(decode_request::Message::FirstToken(token)).await;
+        stream
+            .send(decode_request::Message::FirstToken(token))
+            .await;
     }
     let failed = stream
         .until(|event| match event {
@@ -328,4 +330,41 @@ async fn a_prefill_and_a_decode_of_one_operation_id_are_both_cancelled_with_thei
     assert_eq!(both.cancel("r").await, 2);
     drop((stream, source));
     both.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abort_after_the_seal_frees_the_lease_and_breaks_nothing() {
+    let prefill = worker(config("p")).await;
+    let run = Run::new("r", 100, 6);
+    let mut source = prefill.prefill(run.prefill(&prefill)).await;
+    let mut descriptor = None;
+    while let Some(event) = next_prefill(&mut source).await {
+        if let prefill_event::Event::Lease(lease) = event {
+            descriptor = lease.descriptor;
+        }
+    }
+    let descriptor = descriptor.unwrap();
+    let pool = prefill.running.pool();
+    assert_eq!(pool.lease_counts().sealed, 1);
+    // The reader was refused, or its client left: nobody will come for it.
+    assert_eq!(prefill.cancel("r").await, 0, "the operation has ended");
+    assert_eq!(pool.lease_counts().total(), 0);
+    assert_eq!(pool.lease_counters().expired, 0, "without waiting");
+    assert_eq!(prefill.cancel("r").await, 0);
+    let claim = wire::ClaimRequest {
+        lease: descriptor.lease.clone(),
+        generation: descriptor.generation,
+        transfer: "t".to_owned(),
+        reader: "d".to_owned(),
+        reader_incarnation: 1,
+        ..wire::ClaimRequest::default()
+    };
+    let answer = prefill.client.clone().claim(claim).await.unwrap();
+    let outcome = answer.into_inner().outcome;
+    let Some(wire::claim_reply::Outcome::Gone(gone)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(gone.reason, "cancelled");
+    assert_eq!(prefill.generate(&run.named("next")).await.len(), 6);
+    prefill.end().await;
 }

@@ -52,8 +52,7 @@ impl<'a> Renewal<'a> {
         let mut due = self.window.lock().renew_at();
         loop {
             let until = self.window.lock().reads_until();
-            tokio::time::sleep_until(self.zero + Duration::from_millis(due.min(until)))
-                .await;
+            tokio::time::sleep_until(self.zero + Duration::from_millis(due.min(until))).await;
             if !self.may_read() {
                 return Doubt::new(
                     HandoffFailure::LeaseGone,

@@ -165,7 +165,11 @@ impl World<'_> {
     fn open(&mut self) {
         let lease = self.some_lease();
         let run = self.draw.below(self.names.runs.len());
-        let duration = if self.draw.below(16) == 0 { 0 } else { DURATION };
+        let duration = if self.draw.below(16) == 0 {
+            0
+        } else {
+            DURATION
+        };
         let skip = self.draw.below(2) as u32;
         let open = LeaseOpen {
             id: id(lease),
@@ -250,7 +254,11 @@ impl World<'_> {
         self.leases[lease].named(generation, now)?;
         let process = &mut self.processes[worker];
         if process.current != Some(incarnation) {
-            if process.dead.get(&incarnation).is_some_and(|until| *until > now) {
+            if process
+                .dead
+                .get(&incarnation)
+                .is_some_and(|until| *until > now)
+            {
                 return Err(Gone::DeadReader);
             }
             if let Some(former) = process.current.replace(incarnation) {
@@ -363,8 +371,7 @@ impl World<'_> {
         }
         assert!(ended.is_none(), "nothing is given back twice");
         // The report that ended it may come again; every other one came too late, and what was read is discarded.
-        let again =
-            spec.phase == Phase::Ended(Gone::Completed) && spec.completed == Some(transfer);
+        let again = spec.phase == Phase::Ended(Gone::Completed) && spec.completed == Some(transfer);
         let right = if again {
             Completion::Accepted
         } else {
@@ -382,7 +389,10 @@ impl World<'_> {
         assert_eq!(self.table.belongs(id(lease), &self.names.runs[run]), its);
         if its {
             let ended = self.table.end(id(lease), Gone::Released, None, self.now);
-            assert_eq!(ended.map(|ended| ended.held.len() as u32), Some(spec.blocks));
+            assert_eq!(
+                ended.map(|ended| ended.held.len() as u32),
+                Some(spec.blocks)
+            );
             spec.end(Gone::Released, self.now);
         }
     }
@@ -400,7 +410,11 @@ impl World<'_> {
         }
         assert_eq!(found, right);
         for lease in found {
-            assert!(self.table.end(lease, Gone::Cancelled, None, self.now).is_some());
+            assert!(
+                self.table
+                    .end(lease, Gone::Cancelled, None, self.now)
+                    .is_some()
+            );
         }
     }
 
@@ -427,9 +441,8 @@ impl World<'_> {
     }
 
     fn compare(&self) {
-        let count = |wanted: fn(&Spec) -> bool| {
-            self.leases.iter().filter(|spec| wanted(spec)).count()
-        };
+        let count =
+            |wanted: fn(&Spec) -> bool| self.leases.iter().filter(|spec| wanted(spec)).count();
         let live = count(|spec| spec.phase == Phase::Live);
         assert_eq!(self.table.counts().total() as usize, live);
         let claimed = count(|spec| spec.phase == Phase::Live && spec.claim.is_some());
@@ -441,7 +454,11 @@ impl World<'_> {
     fn wind_up(&mut self) {
         self.now += DURATION;
         self.reap();
-        assert_eq!(self.table.counts().total(), 0, "time frees what nobody frees");
+        assert_eq!(
+            self.table.counts().total(),
+            0,
+            "time frees what nobody frees"
+        );
         self.now += 2 * DURATION;
         self.reap();
         assert_eq!(self.table.tombstones(), 0);

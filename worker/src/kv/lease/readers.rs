@@ -53,7 +53,11 @@ impl Readers {
                 return Sighting::Current;
             }
             processes.former.retain(|(_, until)| *until > now);
-            if processes.former.iter().any(|(dead, _)| *dead == incarnation) {
+            if processes
+                .former
+                .iter()
+                .any(|(dead, _)| *dead == incarnation)
+            {
                 return Sighting::Dead;
             }
             let until = now.saturating_add(remembered);

@@ -15,7 +15,7 @@ use crate::kv::lease::{Completion, Gone, LeaseOpen, Next, Reader};
 use crate::kv::store::BlockId;
 
 /// Histories in the suite; each checks every block after every step. The lease protocol alone is checked over a million elsewhere.
-const HISTORIES: u64 = 20_000;
+const HISTORIES: u64 = 50_000;
 const STEPS: usize = 40;
 const BLOCKS: usize = 12;
 const DURATION: u64 = 100;
@@ -84,7 +84,12 @@ impl World {
             18 => {
                 self.state.reap(self.now);
                 let held: HashSet<_> = self.reads.iter().map(OneSidedRead::lease).collect();
-                assert!(self.state.quarantine.keys().all(|lease| held.contains(lease)));
+                assert!(
+                    self.state
+                        .quarantine
+                        .keys()
+                        .all(|lease| held.contains(lease))
+                );
             }
             _ => match self.draw.below(8) {
                 0 => self.state.clear_cache(),

@@ -68,7 +68,9 @@ impl Case {
         let from = self.state.reservations[&id].completed;
         for (index, block) in tokens.chunks_exact(4).enumerate().skip(from) {
             let proof = Proof::Checked(1);
-            self.state.complete(id, index, block, proof).expect("in order");
+            self.state
+                .complete(id, index, block, proof)
+                .expect("in order");
         }
     }
 
@@ -259,7 +261,9 @@ fn a_lease_whose_prefill_ends_early_is_cancelled_at_once() {
     let id = case.reserve(&tokens(8), true).expect("room").id;
     let generation = case.open(id, 1, 0);
     let proof = Proof::Checked(0);
-    case.state.complete(id, 0, &tokens(4), proof).expect("in order");
+    case.state
+        .complete(id, 0, &tokens(4), proof)
+        .expect("in order");
     let mut changes = {
         case.state
             .leases
@@ -337,7 +341,10 @@ fn a_connection_that_is_torn_down_without_a_word_ends_the_quarantine_of_its_read
     // A connection's task is dropped with all it holds.
     drop(read_one_sidedly(&mut case));
     let reaped = case.state.reap(5001);
-    assert_eq!((reaped.leases, reaped.blocks, reaped.quarantined), (0, 2, 2));
+    assert_eq!(
+        (reaped.leases, reaped.blocks, reaped.quarantined),
+        (0, 2, 2)
+    );
     assert_eq!(case.state.leases.counters.quarantined_blocks_reaped, 2);
     assert_eq!(case.state.leases.counters.orphan_blocks_reaped, 2);
     let counts = case.state.counts();
@@ -403,7 +410,9 @@ fn blocks_that_were_not_checked_are_never_offered() {
     let id = case.reserve(&tokens(12), false).expect("room").id;
     let prove = |case: &mut Case, id, index: usize, proof| {
         let block = &tokens(12)[index * 4..][..4];
-        case.state.complete(id, index, block, proof).expect("in order")
+        case.state
+            .complete(id, index, block, proof)
+            .expect("in order")
     };
     prove(&mut case, id, 0, Proof::Checked(1));
     prove(&mut case, id, 1, Proof::Promised(2));
@@ -425,11 +434,16 @@ fn what_was_not_checked_gives_way_to_what_was() {
     let known = case.state.reservations[&proven].blocks[0];
     let complete = |case: &mut Case, index: usize, proof| {
         let block = &tokens(8)[index * 4..][..4];
-        case.state.complete(late, index, block, proof).expect("in order")
+        case.state
+            .complete(late, index, block, proof)
+            .expect("in order")
     };
     assert_eq!(complete(&mut case, 0, Proof::Promised(1)), known);
     complete(&mut case, 1, Proof::Checked(1));
-    assert_eq!(case.reserve(&tokens(8), false).expect("room").cached_blocks, 2);
+    assert_eq!(
+        case.reserve(&tokens(8), false).expect("room").cached_blocks,
+        2
+    );
 }
 
 #[test]
@@ -440,7 +454,9 @@ fn what_is_hit_is_not_counted_as_spare_as_well() {
     let mut longer = tokens(16);
     longer.extend([90, 91, 92, 93]);
     // Four are hit and one is taken: one of six is left, whatever is cached.
-    let full = case.reserve_beside(&longer, true, 2).expect_err("one is left");
+    let full = case
+        .reserve_beside(&longer, true, 2)
+        .expect_err("one is left");
     assert_eq!(
         full,
         PoolFull {
@@ -460,7 +476,9 @@ fn a_block_that_was_not_zeroed_is_never_sealed_partly_filled() {
     let id = case.reserve(&tokens(12), true).expect("room").id;
     case.open(id, 1, 0);
     let proof = Proof::Checked(1);
-    case.state.complete(id, 0, &tokens(4), proof).expect("in order");
+    case.state
+        .complete(id, 0, &tokens(4), proof)
+        .expect("in order");
     assert!(
         case.state.seal(id, 6, 0, 0).is_err(),
         "the second block was reserved to be filled whole"

@@ -103,16 +103,12 @@ pub(super) fn complete(
         request.verified,
     );
     let stale = completion == Completion::Stale;
-    daemon
-        .traces
-        .completed(&transfer, request.verified, stale);
+    daemon.traces.completed(&transfer, request.verified, stale);
     if !request.verified {
         tracing::warn!(%lease, "its reader could not use what it read");
     }
     daemon.changed.notify_one();
-    Ok(wire::CompleteReply {
-        stale,
-    })
+    Ok(wire::CompleteReply { stale })
 }
 
 pub(super) fn release(

@@ -486,7 +486,11 @@ async fn a_reader_whose_clock_runs_ahead_stops_first_and_the_owner_frees_by_its_
     let (reservation, result) = pair.taken_by(&prefill.handoff, &owner, &tokens(8)).await;
     let failed = result.expect_err("not renewed");
     assert_eq!(failed.cause, HandoffFailure::LeaseGone);
-    assert_eq!(pair.source.lease_counts().claimed, 1, "for the owner it lives");
+    assert_eq!(
+        pair.source.lease_counts().claimed,
+        1,
+        "for the owner it lives"
+    );
     drop(prefill);
     pair.clock.advance(200);
     pair.source.reap();
