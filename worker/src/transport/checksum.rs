@@ -109,15 +109,19 @@ mod ifma {
     const LANES: usize = VECTOR / 8;
     const LIMB: u32 = 52;
 
+    /// Aligned as vectors are, so that none straddles two cache lines.
+    #[repr(align(64))]
+    struct Limbs([[u64; CHUNK_WORDS]; 3]);
+
     /// The keys in three limbs each.
-    static LIMBS: LazyLock<[[u64; CHUNK_WORDS]; 3]> = LazyLock::new(|| {
+    static LIMBS: LazyLock<Limbs> = LazyLock::new(|| {
         let keys = word_keys();
         let limb = |number: u32| {
             std::array::from_fn(|index| {
                 ((keys[index] >> (number * LIMB)) & ((1 << LIMB) - 1)) as u64
             })
         };
-        [limb(0), limb(1), limb(2)]
+        Limbs([limb(0), limb(1), limb(2)])
     });
 
     pub(super) fn usable() -> bool {
@@ -145,16 +149,18 @@ mod ifma {
     #[target_feature(enable = "avx512f,avx512ifma")]
     pub(super) unsafe fn copy(source: *const u8, target: &mut [u8]) -> u64 {
         let length = target.len();
-        if length == 0 || !length.is_multiple_of(VECTOR) || length > CHUNK_BYTES {
+        let whole = length != 0 && length.is_multiple_of(VECTOR) && length <= CHUNK_BYTES;
+        if !whole || !source.addr().is_multiple_of(VECTOR) {
             // SAFETY: by this function's contract.
             unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), length) };
             return chunk_hash(target);
         }
         let into = target.as_mut_ptr();
-        // SAFETY: every address is `VECTOR` bytes or more before the end of both regions.
+        // SAFETY: every address is `VECTOR` bytes or more before the end of both regions, and those of the source are aligned.
+        // Volatile: each word is loaded once, so that what is hashed is what is stored, whoever writes to the source meanwhile.
         unsafe {
             vectors(length, |at| {
-                let words = load(source.add(at));
+                let words = source.add(at).cast::<__m512i>().read_volatile();
                 _mm512_storeu_si512(into.add(at).cast(), words);
                 words
             })
@@ -177,7 +183,7 @@ mod ifma {
     #[target_feature(enable = "avx512f,avx512ifma")]
     #[inline]
     unsafe fn vectors(length: usize, words: impl Fn(usize) -> __m512i) -> u64 {
-        let limbs = &*LIMBS;
+        let Limbs(limbs) = &*LIMBS;
         let zero = _mm512_setzero_si512();
         // One register for each product, so that none waits for another: a sum has at most 64 summands of 52 bits.
         let mut low = zero;
@@ -227,11 +233,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::transport::memory::{Arena, Shape};
 
-    fn copied(source: &[u8]) -> (Vec<u8>, u64) {
+    /// Copied from memory as readers map it: a block begins at a multiple of 64 bytes, and `offset` after it.
+    fn copied(source: &[u8], offset: usize) -> (Vec<u8>, u64) {
+        let shape = Shape::new(1, offset + source.len() + 1).expect("small");
+        let (_arena, mut pieces) = Arena::new(shape).expect("memory");
+        let bytes = &mut pieces[0].bytes_mut()[offset..offset + source.len()];
+        bytes.copy_from_slice(source);
         let mut target = vec![0xa5; source.len()];
         // SAFETY: both have the same length, and are different allocations.
-        let sum = unsafe { copy(source.as_ptr(), &mut target) };
+        let sum = unsafe { copy(bytes.as_ptr(), &mut target) };
         (target, sum)
     }
 
@@ -241,7 +253,7 @@ mod tests {
             let bytes = vec![0xff; length];
             let expected = baton_protocol::checksum::checksum(&bytes);
             assert_eq!(checksum(&bytes), expected, "{length} bytes");
-            assert_eq!(copied(&bytes), (bytes, expected), "{length} bytes");
+            assert_eq!(copied(&bytes, 0), (bytes, expected), "{length} bytes");
         }
     }
 
@@ -267,12 +279,13 @@ mod tests {
             seed in prop::collection::vec(any::<u8>(), 1..500),
             length in prop_oneof![0..300usize, 4000..9000usize, (0..300usize).prop_map(|vectors| vectors * 64)],
             offset in 0..64usize,
+            aligned: bool,
         ) {
             let bytes: Vec<u8> = seed.iter().copied().cycle().zip(0u32..).map(|(byte, at)| byte ^ (at >> 3) as u8).take(offset + length).collect();
             let bytes = &bytes[offset..];
             let expected = baton_protocol::checksum::checksum(bytes);
             prop_assert_eq!(checksum(bytes), expected);
-            let (target, sum) = copied(bytes);
+            let (target, sum) = copied(bytes, if aligned { 0 } else { offset });
             prop_assert_eq!(sum, expected);
             prop_assert_eq!(target.as_slice(), bytes);
         }

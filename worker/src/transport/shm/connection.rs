@@ -140,6 +140,22 @@ impl Connection {
         }
     }
 
+    /// Says that nothing more comes from here, and waits until the other side has closed, whatever it says meanwhile.
+    pub(super) async fn until_closed(&self) {
+        // A socket that cannot be shut down is closed already.
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write);
+        loop {
+            if self.stream.readable().await.is_err() {
+                return;
+            }
+            match self.stream.try_read(&mut [0; READ]) {
+                Ok(0) => return,
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+                _ => {}
+            }
+        }
+    }
+
     fn decode(&mut self) -> io::Result<Option<Frame>> {
         if !self.greeted {
             let begun = self.read.len().min(PREAMBLE.len());

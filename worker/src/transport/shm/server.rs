@@ -123,19 +123,15 @@ async fn connection(
             options,
             open,
         };
-        let last = serving.run(&mut reading, &mut file).await?;
-        connection.write(&last);
-        connection.flush(options.stalled).await?;
-        if reading.read.is_some() {
-            // However long it takes: it may be in the middle of a copy, and nothing but its word or its end says when it is not.
-            match connection.frame().await? {
-                Some(Frame::Done) => {}
-                None => return Ok(()),
-                Some(_) => {
-                    return Err(malformed(
-                        "a reader that is not done talks of something else",
-                    ));
+        match serving.hand_off(&mut reading, &mut file).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                // Not served any more, but perhaps in the middle of a copy: closing this end would not stop it.
+                if reading.read.is_some() {
+                    connection.until_closed().await;
                 }
+                return Err(error);
             }
         }
     }
@@ -171,6 +167,26 @@ impl Serving<'_> {
             ..
         } = &self.open;
         self.source.next(*lease, *generation, transfer, index)
+    }
+
+    /// Serves one open until its reader is done. False when it has gone.
+    async fn hand_off(
+        &mut self,
+        reading: &mut Reading<'_>,
+        file: &mut Option<BorrowedFd<'_>>,
+    ) -> io::Result<bool> {
+        let last = self.run(reading, file).await?;
+        self.connection.write(&last);
+        self.connection.flush(self.options.stalled).await?;
+        if reading.read.is_none() {
+            return Ok(true);
+        }
+        // However long it takes: it may be in the middle of a copy, and nothing but its word or its end says when it is not.
+        match self.connection.frame().await? {
+            Some(Frame::Done) => Ok(true),
+            None => Ok(false),
+            Some(_) => Err(malformed("a reader that is not done talks of something else")),
+        }
     }
 
     /// Serves one open until there is a last frame to send. `file` goes with the first that is accepted.

@@ -339,6 +339,22 @@ async fn blocks_wait_for_a_reader_that_has_not_said_that_it_is_done() {
 }
 
 #[tokio::test]
+async fn a_reader_that_talks_nonsense_may_still_be_reading() {
+    let source = Source::at(address(), quick()).await;
+    let mut connection = lingering(&source).await;
+    connection.write(&Frame::Alive);
+    connection.flush(PATIENCE).await.expect("it listens");
+    let heard = connection.frame().await.expect("no more frames");
+    assert_eq!(heard, None, "it is served no more");
+    source.clock.advance(DURATION);
+    source.pool.reap();
+    assert_eq!(source.pool.counts().quarantined, 2);
+    drop(connection);
+    until("the owner hears of it", || source.pool.counts().free == 4).await;
+    source.end().await;
+}
+
+#[tokio::test]
 async fn done_frees_and_the_connection_serves_on() {
     let source = Source::at(address(), quick()).await;
     let mut connection = lingering(&source).await;
