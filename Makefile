@@ -6,7 +6,7 @@ LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
 
-.PHONY: build up test fuzz bench bench-peers lint fmt deny
+.PHONY: build up test soak fuzz bench bench-peers lint fmt deny
 
 build: ## release binaries: baton, baton-router, baton-worker
 	$(CARGO) build --release --locked --bins
@@ -21,6 +21,11 @@ test: ## everything that must pass
 	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
 	bash ./.ci/timed fuzz bash fuzz/run 60 || [ $$? -eq 3 ]
 	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
+
+SEEDS ?= 10000
+FIRST_SEED ?= 1
+soak: ## plays SEEDS seeds of the simulated network, from FIRST_SEED on; each failure says how to repeat it
+	BATON_SEEDS=$(SEEDS) BATON_FIRST_SEED=$(FIRST_SEED) $(CARGO) test --release --locked -p baton-e2e --test simulated_network no_seed -- --nocapture
 
 SECONDS ?= 60
 fuzz: ## looks for inputs that break a parser, SECONDS for each target, two at a time; fuzz/run

@@ -232,12 +232,14 @@ impl Attempt {
     }
 
     fn finished(&mut self, reason: wire::FinishReason, now: Moment, progress: &mut Progress) {
-        if !progress.allows(State::Completed) {
+        let unsealed = matches!(self.prefill, PrefillLeg::Opened(_) | PrefillLeg::Started(_));
+        // The prefill worker's reports may be slower than a whole answer; KV that was proven is proof of what they will say.
+        let proven = unsealed && progress.heard_of(State::KvTransferCompleted);
+        if !proven && !progress.allows(State::Completed) {
             // Before anybody is told that the answer is complete. The report is entered as the illegal one that it is.
             return progress.observe(State::Completed, now, StateDetail::of(self.target()));
         }
         self.commands.push_back(Command::Answered(reason));
-        let unsealed = matches!(self.prefill, PrefillLeg::Opened(_) | PrefillLeg::Started(_));
         if unsealed {
             self.closing = Some((now.plus(CLOSING), reason));
         } else {
@@ -246,6 +248,22 @@ impl Attempt {
     }
 
     fn complete(&mut self, reason: wire::FinishReason, now: Moment, progress: &mut Progress) {
+        if let (true, Some(source)) = (
+            progress.heard_of(State::KvTransferCompleted),
+            self.source(),
+        ) {
+            // Not reported in time, or never: the reader's proof says as much.
+            for state in [
+                State::PrefillStarted,
+                State::PrefillCompleted,
+                State::KvPublished,
+            ] {
+                if !progress.heard_of(state) {
+                    let detail = StateDetail::of(source).generation(self.generation);
+                    progress.observe(state, now, detail.inferred());
+                }
+            }
+        }
         let detail = StateDetail::of(self.target());
         progress.observe(State::Completed, now, detail);
         self.end(End::Finished(reason));

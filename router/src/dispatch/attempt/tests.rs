@@ -440,3 +440,40 @@ fn what_was_published_before_the_last_step_hides_behind_computing() {
     }));
     assert_eq!(bench.attempt.last_blocks(), 5);
 }
+
+#[test]
+fn an_answer_may_overtake_all_that_the_prefill_worker_reports_after_its_lease() {
+    let late = |bench: &mut Bench| {
+        bench.decode(reserved(16));
+        bench.prefill(lease());
+        for event in [
+            decode_event::Event::TransferStarted(wire::TransferStarted::default()),
+            decode_event::Event::TransferCompleted(wire::TransferCompleted::default()),
+            decode_event::Event::DecodeStarted(wire::Started::default()),
+            decoded(7, PROMPT),
+        ] {
+            bench.decode(event);
+        }
+        let commands = bench.decode(finished());
+        assert_eq!(commands, [Command::Answered(wire::FinishReason::Length)]);
+    };
+    let check = |bench: &Bench| {
+        assert_eq!(bench.states().last(), Some(&State::Completed));
+        assert!(bench.states().contains(&State::KvTransferCompleted));
+        assert_eq!(
+            bench.progress.illegal().len() + bench.progress.unresolved(),
+            0
+        );
+    };
+    // It says it after all.
+    let mut bench = Bench::new(Plan::Remote);
+    late(&mut bench);
+    bench.prefill(prefill_event::Event::Started(wire::Started::default()));
+    bench.prefill(sealed());
+    check(&bench);
+    // It is not heard again.
+    let mut bench = Bench::new(Plan::Remote);
+    late(&mut bench);
+    bench.wait_until_late();
+    check(&bench);
+}
