@@ -77,13 +77,22 @@ pub fn frames() -> Vec<Seed> {
         frame(5, &5_u32.to_le_bytes()),
     ]
     .concat();
-    let ends: Vec<u8> = [0, 1, 0xfe, 0xff]
+    let ends: Vec<u8> = [0, 1, 0xfd, 0xfe, 0xff]
         .into_iter()
         .flat_map(|why| frame(7, &[why]))
         .collect();
+    let located = [&3_u32.to_le_bytes(), &u32::MAX.to_le_bytes(), &header[..], &[9, 0, 0, 0]].concat();
+    let memory = [
+        frame(8, &[7; 12]),
+        frame(9, &located),
+        frame(5, &4_u32.to_le_bytes()),
+        frame(10, b""),
+    ]
+    .concat();
     named([
         ("open", &frame(1, &open)),
         ("answer", &answer),
+        ("memory", &memory),
         ("ends", &ends),
     ])
 }

@@ -1,4 +1,4 @@
-//! Control frames beside KV bytes on a TCP connection.
+//! Control frames beside KV bytes, on a TCP connection and on the socket of the shared memory.
 
 use baton_worker::transport::tcp::recode_frames;
 
