@@ -63,7 +63,7 @@ impl PhaseSamples {
 }
 
 impl WorkerCoefficients {
-    /// Finite, not negative, and no step takes no time. What a peer published is checked with this before it is used.
+    /// Not negative, not absurdly large, and no step takes no time. What a peer published is checked with this before it is used.
     pub fn is_sound(&self) -> bool {
         let values = [
             self.a, self.b, self.k, self.floor, self.d0, self.d1, self.d2,
@@ -76,10 +76,11 @@ impl WorkerCoefficients {
     }
 }
 
+/// No constant of any machine comes near: thirty years a token. Below it no cost overflows, and a record holds numbers only.
+const LARGEST: f64 = 1e12;
+
 fn sound(values: &[f64]) -> bool {
-    values
-        .iter()
-        .all(|value| value.is_finite() && *value >= 0.0)
+    values.iter().all(|value| (0.0..=LARGEST).contains(value))
 }
 
 /// Upper factors per phase and load bucket.
@@ -122,7 +123,7 @@ pub struct LinkCoefficients {
 }
 
 impl LinkCoefficients {
-    /// Finite and not negative.
+    /// Not negative and not absurdly large.
     pub fn is_sound(&self) -> bool {
         sound(&[
             self.alpha,
@@ -190,6 +191,24 @@ impl CoefficientSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_make_costs_overflow_is_not_sound() {
+        let link = |per_byte| LinkCoefficients {
+            alpha: 1.0,
+            per_byte,
+            per_descriptor: 0.0,
+            synchronization: 0.0,
+            upper: 1.0,
+            samples: 0,
+        };
+        for per_byte in [0.0, 1e-6, 1e9] {
+            assert!(link(per_byte).is_sound(), "{per_byte}");
+        }
+        for per_byte in [-1.0, 1e300, f64::MAX, f64::INFINITY, f64::NAN] {
+            assert!(!link(per_byte).is_sound(), "{per_byte}");
+        }
+    }
 
     #[test]
     fn a_set_survives_json_and_its_digest_follows_its_content() {

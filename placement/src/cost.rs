@@ -101,6 +101,9 @@ pub struct PromptCost {
     pub steps: u32,
 }
 
+/// Equal chunks from this many on are summed up at once: a peer's report of an endless queue makes no endless decision.
+const RUN: u64 = 8;
+
 /// Walks a prompt of `tokens` after `cached` ones through the worker's chunks.
 pub fn prompt(
     worker: &WorkerCoefficients,
@@ -120,6 +123,32 @@ pub fn prompt(
             ChunkRule::Bounded => chunk_bound(worker, sequences, context, tpot_objective, before),
             ChunkRule::Fixed(fixed) => fixed.max(1),
         };
+        let whole = u64::from((tokens - done) / chunk);
+        let run = match (chunks, tpot_objective) {
+            (ChunkRule::Bounded, Some(objective)) if sequences > 0.0 && chunk > SMALLEST_CHUNK => {
+                let budget = objective * SHARE_OF_OBJECTIVE - beside(worker, sequences, context);
+                unchanged(worker, budget - worker.a, f64::from(chunk), before).min(whole)
+            }
+            // One size for all, or the smallest, which later ones are no smaller than.
+            _ => whole,
+        };
+        if run >= RUN {
+            let steps = Steps::new(worker, f64::from(chunk), before, run);
+            if done == 0 {
+                cost.first_step = mixed_step(worker, f64::from(chunk), before, sequences, context);
+            }
+            cost.wall +=
+                steps.at_least(worker.floor) + run as f64 * beside(worker, sequences, context);
+            if sequences > 0.0 {
+                let least = worker.floor.max(worker.d0);
+                cost.extra += steps.at_least(least) - run as f64 * worker.d0;
+            }
+            cost.last_chunk = chunk;
+            // Both fit: whole chunks of what is left of `tokens`.
+            cost.steps += run as u32;
+            done += run as u32 * chunk;
+            continue;
+        }
         let taken = chunk.min(tokens - done);
         let step = mixed_step(worker, f64::from(taken), before, sequences, context);
         cost.wall += step;
@@ -134,6 +163,53 @@ pub fn prompt(
         done += taken;
     }
     cost
+}
+
+/// For how many steps [`chunk_bound`] gives this chunk for certain, the first of them after `before` tokens: it is one token
+/// smaller once `k/2·n² + (b + k·c)·n` is above the room of the step.
+fn unchanged(worker: &WorkerCoefficients, room: f64, chunk: f64, before: f64) -> u64 {
+    if worker.k <= 0.0 {
+        return u64::MAX;
+    }
+    if chunk >= f64::from(LARGEST_CHUNK) || room > 0.0 {
+        let longest = (room / chunk - worker.b - worker.k * chunk / 2.0) / worker.k;
+        // A cast saturates. One less than there may be, so that rounding cannot make it one too many.
+        return ((longest - before) / chunk).floor() as u64;
+    }
+    0
+}
+
+/// Prefill steps of one size, one after the other: each has more before it than the last one, by the same.
+struct Steps {
+    /// Of the first, and by how much each is longer, milliseconds.
+    first: f64,
+    more: f64,
+    count: u64,
+}
+
+impl Steps {
+    fn new(worker: &WorkerCoefficients, tokens: f64, cached: f64, count: u64) -> Self {
+        let attention = tokens * cached + tokens * tokens / 2.0;
+        Self {
+            first: worker.a + worker.b * tokens + worker.k * attention,
+            more: worker.k * tokens * tokens,
+            count,
+        }
+    }
+
+    /// Their sum, where none is shorter than `least`.
+    fn at_least(&self, least: f64) -> f64 {
+        let short = if self.first > least {
+            0.0
+        } else if self.more > 0.0 {
+            (((least - self.first) / self.more).floor() + 1.0).min(self.count as f64)
+        } else {
+            self.count as f64
+        };
+        let count = self.count as f64;
+        let above = (count * (count - 1.0) - short * (short - 1.0)) / 2.0;
+        short * least + (count - short) * self.first + self.more * above
+    }
 }
 
 /// How long the prompt tokens already on a worker keep it busy: `tokens` in `prompts` equal prompts, nothing of them cached.
@@ -240,6 +316,96 @@ mod tests {
             close(cost.extra, 5.0 * (5.0 - 20.0) + 4800.0 + 360.0),
             "{cost:?}"
         );
+    }
+
+    /// One step after the other, however many there are.
+    fn walked(
+        worker: &WorkerCoefficients,
+        chunks: ChunkRule,
+        objective: Option<f64>,
+        (tokens, cached): (u32, u32),
+        (sequences, context): (f64, f64),
+    ) -> PromptCost {
+        let mut cost = PromptCost::default();
+        let mut done = 0;
+        while done < tokens {
+            let before = f64::from(cached + done);
+            let chunk = match chunks {
+                ChunkRule::Bounded => chunk_bound(worker, sequences, context, objective, before),
+                ChunkRule::Fixed(fixed) => fixed,
+            };
+            let taken = chunk.min(tokens - done);
+            let step = mixed_step(worker, f64::from(taken), before, sequences, context);
+            cost.wall += step;
+            if sequences > 0.0 {
+                cost.extra += (step - decode_step(worker, sequences, context)).max(0.0);
+            }
+            if done == 0 {
+                cost.first_step = step;
+            }
+            cost.last_chunk = taken;
+            cost.steps += 1;
+            done += taken;
+        }
+        cost
+    }
+
+    #[test]
+    fn many_equal_chunks_are_summed_up_as_they_would_be_walked() {
+        let gpu = WorkerCoefficients {
+            a: 2.66,
+            b: 0.01939,
+            k: 8.07e-7,
+            floor: 7.0,
+            d0: 6.37,
+            d1: 0.0119,
+            d2: 4.17e-5,
+            ..worker()
+        };
+        let floored = WorkerCoefficients { floor: 40.0, ..gpu };
+        let flat = WorkerCoefficients { k: 0.0, ..gpu };
+        let mut summed = 0;
+        for worker in [worker(), gpu, floored, flat] {
+            for chunks in [
+                ChunkRule::Bounded,
+                ChunkRule::Fixed(7),
+                ChunkRule::Fixed(512),
+            ] {
+                for objective in [None, Some(10.0), Some(30.0), Some(400.0)] {
+                    for tokens in [1, 500, 16_000, 128_000, 1_000_001] {
+                        for load in [(0.0, 0.0), (1.0, 300.0), (40.0, 120_000.0)] {
+                            let size = (tokens, 1_000);
+                            let walked = walked(&worker, chunks, objective, size, load);
+                            let cost =
+                                prompt(&worker, chunks, objective, tokens, 1_000, load.0, load.1);
+                            let near = |left: f64, right: f64| {
+                                (left - right).abs() <= 1e-9 * walked.wall.max(1.0)
+                            };
+                            assert!(
+                                near(cost.wall, walked.wall)
+                                    && near(cost.extra, walked.extra)
+                                    && near(cost.first_step, walked.first_step)
+                                    && (cost.steps, cost.last_chunk)
+                                        == (walked.steps, walked.last_chunk),
+                                "{chunks:?} {objective:?} {tokens} {load:?}: {cost:?} {walked:?}"
+                            );
+                            summed += u32::from(walked.steps > 100);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(summed > 50, "{summed}");
+    }
+
+    #[test]
+    fn an_endless_queue_takes_no_endless_time() {
+        let began = std::time::Instant::now();
+        for chunks in [ChunkRule::Bounded, ChunkRule::Fixed(1)] {
+            let cost = prompt(&worker(), chunks, Some(150.0), u32::MAX, 0, 3.0, 900.0);
+            assert!(cost.wall.is_finite() && cost.steps > 1_000_000);
+        }
+        assert!(began.elapsed().as_millis() < 200, "{:?}", began.elapsed());
     }
 
     #[test]

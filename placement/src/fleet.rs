@@ -145,7 +145,7 @@ impl Fleet {
         self.compatible[row][column]
     }
 
-    /// State of the link that a pair would use first, for display.
+    /// The worst state among the links of all transports between two workers, for display.
     pub fn breaker(&self, prefill: WorkerIndex, decode: WorkerIndex) -> BreakerState {
         self.links
             .worst_breaker(self.workers.domain[prefill], self.workers.domain[decode])

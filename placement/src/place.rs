@@ -152,9 +152,9 @@ pub enum Filter {
     TooFar,
     BreakerOpen,
     NoTransport,
-    /// Proved worse than others by a bound, without being evaluated.
+    /// Pairs worse than the best that can be recorded: by a bound, or evaluated on the way.
     ProvedWorse,
-    /// Evaluated, and too many to be recorded.
+    /// Candidates beyond what is recorded, local ones included.
     NotRecorded,
 }
 
@@ -167,6 +167,8 @@ pub struct Decision {
     pub seed: u64,
     pub now: f64,
     pub mode: Mode,
+    /// What the request asked for, whether the policy allows it or not.
+    pub asked: Option<Mode>,
     pub facts: Facts,
     /// Age of the oldest prefix index that was read, in milliseconds.
     pub index_age: f64,
@@ -238,6 +240,7 @@ fn place_in_mode(
         seed,
         now,
         mode,
+        asked: request.mode,
         facts,
         index_age: gathered.index_age,
         candidates,

@@ -113,7 +113,7 @@ pub enum Mode {
         #[serde(default = "dynamo_ratio")]
         ratio: f64,
     },
-    /// Dynamo's `isl_or_load`: as before, or when every prefill worker has more than `busyTokens` queued.
+    /// Dynamo's `isl_or_load`: as before, or when the prefill worker of the cheapest pair has more than `busyTokens` queued.
     DynamoIslOrLoad {
         #[serde(default = "dynamo_tokens")]
         tokens: u32,

@@ -47,6 +47,15 @@ pub struct DecisionRecord {
     pub kv_identity: String,
     /// The mode in force, the request's own where the policy allows it.
     pub mode: String,
+    /// What the request asked for, whether the policy allows it or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_asked: Option<String>,
+    /// Names of the fleet's topology levels, nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<String>,
+    /// The pool of each worker that a candidate names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pools: BTreeMap<WorkerId, String>,
     pub input: RecordedInput,
     pub candidates: Vec<RecordedCandidate>,
     pub filtered: Filtered,

@@ -9,8 +9,8 @@ use crate::coefficients::CoefficientSet;
 use crate::place::choose::{self, Choice};
 use crate::place::evaluate::{self, Rules};
 use crate::place::{Candidate, Decision, Reason, explain};
-use crate::policy::{Mode, Policy, Pooling};
-use crate::record::{DecisionRecord, SCHEMA};
+use crate::policy::{Enforcement, Mode, Overrides, Policy, Pooling};
+use crate::record::{DecisionRecord, Kind, RecordedCandidate, SCHEMA};
 
 /// A record that cannot be replayed with what was given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub fn replay(
             mode: record.mode.clone(),
         })?
     };
-    Ok(decide(record, coefficients, policy, mode)?.0)
+    Ok(decide(record, coefficients, policy, mode, |_| true)?.0)
 }
 
 /// Evaluates and chooses among the recorded candidates; also says at which position each stood in the record.
@@ -82,6 +82,7 @@ fn decide(
     coefficients: &CoefficientSet,
     policy: &Policy,
     mode: Mode,
+    allowed: impl Fn(&RecordedCandidate) -> bool,
 ) -> Result<(Decision, Vec<usize>, Vec<WorkerId>), ReplayError> {
     if record.schema != SCHEMA {
         return Err(ReplayError::Schema {
@@ -104,7 +105,13 @@ fn decide(
     let mut candidates = Vec::with_capacity(record.candidates.len());
     let mut positions = Vec::with_capacity(record.candidates.len());
     for (index, recorded) in record.candidates.iter().enumerate() {
-        let inputs = recorded.inputs();
+        if !allowed(recorded) {
+            continue;
+        }
+        let mut inputs = recorded.inputs();
+        if let (Kind::Local, Some(pool)) = (recorded.kind, record.pools.get(&recorded.decode)) {
+            inputs.compute.pooled = !policy.decode_pools.contains(pool);
+        }
         if inputs.compute.pooled && policy.pooling == Pooling::Strict {
             continue;
         }
@@ -152,6 +159,7 @@ fn decide(
         seed: record.random_seed,
         now: record.now,
         mode,
+        asked: record.mode_asked.as_deref().and_then(Mode::from_header),
         facts,
         index_age: record.index_age_milliseconds,
         candidates,
@@ -258,16 +266,90 @@ pub struct WhatIfSide {
     pub cost: Option<f64>,
 }
 
+/// What a policy lets through of a record's candidates.
+struct Filter<'a> {
+    record: &'a DecisionRecord,
+    policy: &'a Policy,
+    /// Pairs beyond the farthest level are dropped.
+    only_near: bool,
+}
+
+impl<'a> Filter<'a> {
+    fn new(record: &'a DecisionRecord, policy: &'a Policy) -> Self {
+        let mut filter = Self {
+            record,
+            policy,
+            only_near: false,
+        };
+        let near = |candidate: &RecordedCandidate| {
+            candidate.kind == Kind::Remote
+                && filter.has_pools(candidate)
+                && !filter.is_too_far(candidate)
+        };
+        let required = policy.topology.enforcement == Enforcement::Required;
+        filter.only_near = required || record.candidates.iter().any(near);
+        filter
+    }
+
+    fn allows(&self, candidate: &RecordedCandidate) -> bool {
+        let far = self.only_near && candidate.kind == Kind::Remote && self.is_too_far(candidate);
+        self.has_pools(candidate) && !far
+    }
+
+    fn has_pools(&self, candidate: &RecordedCandidate) -> bool {
+        let named = |pools: &[String], worker: &WorkerId| {
+            let pool = self.record.pools.get(worker);
+            pool.is_none_or(|pool| pools.contains(pool))
+        };
+        let policy = self.policy;
+        match &candidate.prefill {
+            Some(prefill) => {
+                named(&policy.prefill_pools, prefill)
+                    && named(&policy.decode_pools, &candidate.decode)
+            }
+            // Whether a prefill worker may take it all is a matter of pooling.
+            None => {
+                named(&policy.decode_pools, &candidate.decode)
+                    || named(&policy.prefill_pools, &candidate.decode)
+            }
+        }
+    }
+
+    fn is_too_far(&self, candidate: &RecordedCandidate) -> bool {
+        let topology = &self.policy.topology;
+        let Some(farthest) = &topology.farthest_level else {
+            return false;
+        };
+        if topology.enforcement == Enforcement::Ignored || self.record.pools.is_empty() {
+            return false;
+        }
+        let levels = &self.record.levels;
+        let at = |name: &String| levels.iter().position(|level| level == name);
+        // Beyond all levels, as the search has it; a limit that the fleet does not know is nearer than all.
+        let level = candidate.inputs.level.as_ref().and_then(at);
+        let level = level.unwrap_or(levels.len());
+        at(farthest).is_none_or(|farthest| level > farthest)
+    }
+}
+
 /// Which requests another policy would have sent elsewhere, and at what estimated cost.
 ///
-/// Only recorded candidates can be taken: what the first policy filtered out (farther levels, open links), or cut beyond 64, is
-/// not there to be chosen. `Ok(None)`: it would do the same.
+/// Only recorded candidates can be taken: what the first policy filtered out (other pools, farther levels, open links), or cut
+/// beyond 64, is not there to be chosen. What this policy filters out is not chosen either; a record of a release that did not
+/// write down pools and levels is taken as it is. `Ok(None)`: it would do the same.
 pub fn what_if(
     record: &DecisionRecord,
     coefficients: &CoefficientSet,
     policy: &Policy,
 ) -> Result<Option<WhatIf>, ReplayError> {
-    let (decision, positions, names) = decide(record, coefficients, policy, policy.mode)?;
+    let asked = record.mode_asked.as_deref().and_then(Mode::from_header);
+    let mode = match (asked, policy.overrides) {
+        (Some(asked), Overrides::Allowed) => asked,
+        _ => policy.mode,
+    };
+    let filter = Filter::new(record, policy);
+    let allowed = |candidate: &RecordedCandidate| filter.allows(candidate);
+    let (decision, positions, names) = decide(record, coefficients, policy, mode, allowed)?;
     let after = decision.chosen.map(|index| positions[index]);
     if after == record.chosen {
         return Ok(None);

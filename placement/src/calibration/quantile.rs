@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-/// Samples remembered. At 64 the bound is the fourth largest: one wild sample does not set it.
+/// Samples remembered. At 64 the bound is the third largest: one wild sample does not set it.
 const WINDOW: usize = 64;
 /// Fewer say nothing about one in twenty.
 const FEWEST: usize = 20;

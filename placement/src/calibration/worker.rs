@@ -7,6 +7,8 @@ use crate::coefficients::{LOAD_BUCKETS, PhaseSamples, WorkerCoefficients, load_b
 /// Prompts up to here may lie on the floor of a GPU, where a step takes as long as reading the weights does.
 const FLOOR_TOKENS: f64 = 32.0;
 const TINY_TOKENS: f64 = 8.0;
+/// With more cached tokens than this a short step is long by its attention, and says nothing about the floor.
+const FLOOR_CACHED: f64 = 64.0;
 /// A step of up to 32 tokens that takes this much longer than one of up to 8 is not on a floor.
 const FLAT: f64 = 1.2;
 /// Of running means.
@@ -120,7 +122,8 @@ impl WorkerCalibrator {
 
     fn observe_prefill(&mut self, tokens: f64, attention: f64, milliseconds: f64) {
         let features = [1.0, tokens, attention];
-        if tokens <= FLOOR_TOKENS {
+        let cached = attention / tokens - tokens / 2.0;
+        if tokens <= FLOOR_TOKENS && cached < FLOOR_CACHED {
             if tokens <= TINY_TOKENS {
                 follow(&mut self.tiny, milliseconds);
             } else if tokens > FLOOR_TOKENS / 2.0 {
@@ -139,8 +142,7 @@ impl WorkerCalibrator {
             self.floor += FOLLOW * (milliseconds - self.floor);
             return;
         }
-        let cached = attention / tokens - tokens / 2.0;
-        let place = log2(tokens) / 2 * 2 + u32::from(cached >= 64.0);
+        let place = log2(tokens) / 2 * 2 + u32::from(cached >= FLOOR_CACHED);
         self.prefill.observe(place, features, milliseconds);
     }
 

@@ -220,6 +220,11 @@ impl FleetBuilder {
             );
             unsound(link.coefficients.is_sound(), name)?;
         }
+        let exact = self.links.exact.values();
+        self.links.least_exact = exact
+            .map(|&link| &self.coefficients.links[link as usize].coefficients)
+            .map(|link| link.alpha + link.synchronization)
+            .fold(f64::INFINITY, f64::min);
         let classes: HashMap<String, u32> = self
             .coefficients
             .workers

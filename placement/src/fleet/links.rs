@@ -35,6 +35,8 @@ pub(crate) struct Links {
     pub(super) promised_out: HashMap<u32, u64>,
     pub(super) promised_in: HashMap<u32, u64>,
     pub(super) levels: usize,
+    /// Least `alpha + synchronization` of those in `exact`.
+    pub(super) least_exact: f64,
     /// The level called [`HOST_LEVEL`].
     pub(super) host_level: Option<usize>,
 }
@@ -80,6 +82,55 @@ impl Links {
                 let value = |domain: u32| self.paths[domain as usize].get(level).copied();
                 value(source).is_some_and(|host| host != 0) && value(source) == value(target)
             })
+    }
+
+    /// Whether the way between two domains follows from their nearest common level, but for coefficients and promised bytes of
+    /// their own: domains nest, no breaker is open, and no pair has a transport that its level does not have.
+    pub(crate) fn is_uniform(&self) -> bool {
+        let open = |state: &BreakerState| *state == BreakerState::Open;
+        let complete = || {
+            (0..self.transport_names.len() as u32).all(|transport| {
+                (0..=self.levels).all(|level| self.by_level.contains_key(&(level, transport)))
+            })
+        };
+        self.nest() && !self.breakers.values().any(open) && (self.exact.is_empty() || complete())
+    }
+
+    /// Every level of every domain is known, and each value lies in one value of the next level.
+    fn nest(&self) -> bool {
+        let mut within = vec![0; self.values.len() + 1];
+        self.paths.iter().all(|path| {
+            path.len() == self.levels
+                && path.iter().enumerate().all(|(level, &value)| {
+                    let outer = path.get(level + 1).copied().unwrap_or(u32::MAX);
+                    let known = &mut within[value as usize];
+                    let first = *known == 0;
+                    if first {
+                        *known = outer;
+                    }
+                    value != 0 && *known == outer
+                })
+        })
+    }
+
+    /// The values of a domain at each level, by number, nearest first.
+    pub(crate) fn path(&self, domain: u32) -> &[u32] {
+        &self.paths[domain as usize]
+    }
+
+    /// The largest number of a value.
+    pub(crate) fn values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether some pair of domains has coefficients or promised bytes of its own.
+    pub(crate) fn differ_by_pair(&self) -> bool {
+        !(self.exact.is_empty() && self.promised_out.is_empty() && self.promised_in.is_empty())
+    }
+
+    /// The least that a transfer of nothing takes over a link with coefficients of its own, milliseconds.
+    pub(crate) fn least_exact(&self) -> f64 {
+        self.least_exact
     }
 
     pub(super) fn level(&self, first: u32, second: u32) -> usize {
@@ -148,6 +199,35 @@ impl Links {
             });
         }
         Err(why)
+    }
+
+    /// The route of all pairs of a level where [`Self::is_uniform`], without what a pair has of its own.
+    pub(crate) fn route_at(
+        &self,
+        level: usize,
+        source_set: u32,
+        target_set: u32,
+        preference: &[u32],
+    ) -> Result<Route, NoRoute> {
+        let offered = &self.transport_sets[source_set as usize];
+        let accepted = &self.transport_sets[target_set as usize];
+        let one_host = self.host_level.is_some_and(|host| level <= host);
+        let within_reach =
+            |transport: u32| one_host || !WITHIN_HOST.contains(&self.transport_name(transport));
+        preference
+            .iter()
+            .copied()
+            .filter(|transport| offered.contains(transport) && accepted.contains(transport))
+            .filter(|transport| within_reach(*transport))
+            .find_map(|transport| {
+                Some(Route {
+                    level,
+                    link: *self.by_level.get(&(level, transport))?,
+                    transport,
+                    promised_bytes: 0,
+                })
+            })
+            .ok_or(NoRoute::Missing)
     }
 
     /// Position of the coefficients: those of the two domains, else those of their level.

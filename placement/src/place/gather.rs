@@ -203,9 +203,12 @@ impl Gatherer<'_> {
                 count(&mut gathered.filtered, Filter::CannotDecode, 1);
             }
         }
+        // Its part of the cost is the same in both roles.
+        let mut compute_side = None;
         if let Some(decode) = decode_side {
             if can_prefill {
                 let compute = self.compute_side(worker, pooled);
+                compute_side = Some(compute);
                 gathered.locals.push((compute, decode));
                 gathered.facts.local_workers += u32::from(!pooled);
             }
@@ -219,7 +222,9 @@ impl Gatherer<'_> {
             } else if !self.holds_prompt(worker) {
                 count(&mut gathered.filtered, Filter::KvCapacity, 1);
             } else {
-                gathered.prefills.push(self.compute_side(worker, false));
+                let mut side = compute_side.unwrap_or_else(|| self.compute_side(worker, false));
+                side.inputs.pooled = false;
+                gathered.prefills.push(side);
             }
         }
     }

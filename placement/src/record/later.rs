@@ -53,7 +53,8 @@ impl DecisionRecord {
             model: String::new(),
             prefix_fingerprint: self.input.prefix_fingerprint.clone(),
         };
-        let made = Self::new(head, decision, fleet);
+        let mut made = Self::new(head, decision, fleet);
+        self.pools.append(&mut made.pools);
         self.later_decisions.push(LaterDecision {
             attempt,
             now: made.now,

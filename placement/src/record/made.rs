@@ -46,6 +46,9 @@ impl DecisionRecord {
             model: head.model,
             kv_identity,
             mode: decision.mode.word().to_owned(),
+            mode_asked: decision.asked.map(|mode| mode.word().to_owned()),
+            levels: fleet.levels.clone(),
+            pools: pools(decision, fleet),
             input: RecordedInput {
                 tokens: facts.tokens,
                 prefix_fingerprint: head.prefix_fingerprint,
@@ -95,6 +98,21 @@ impl DecisionRecord {
             whole: self.input.whole,
         }
     }
+}
+
+fn pools(decision: &Decision, fleet: &Fleet) -> BTreeMap<WorkerId, String> {
+    let mut pools = BTreeMap::new();
+    for candidate in &decision.candidates {
+        let prefill = match candidate.plan {
+            Plan::Local { .. } => None,
+            Plan::Remote { prefill, .. } => Some(prefill),
+        };
+        for worker in prefill.into_iter().chain([candidate.plan.decode()]) {
+            let pool = &fleet.pools[fleet.workers.pool[worker] as usize];
+            pools.insert(fleet.workers.id[worker].clone(), pool.clone());
+        }
+    }
+    pools
 }
 
 fn recorded(candidate: &Candidate, fleet: &Fleet) -> RecordedCandidate {

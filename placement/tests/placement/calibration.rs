@@ -269,6 +269,38 @@ fn a_floor_is_found_where_there_is_one_and_none_is_made_up() {
 }
 
 #[test]
+fn short_steps_behind_a_long_prefix_do_not_hide_the_floor() {
+    let truth = coefficients([2.66, 0.01939, 8.07e-7, 7.0, 6.37, 0.0119, 4.17e-5]);
+    let mut hidden = Hidden {
+        truth,
+        noise: 0.02,
+        rng: Rng::new(3),
+    };
+    let mut calibrator =
+        WorkerCalibrator::new(coefficients([1.0, 0.02, 8e-7, 0.0, 6.0, 0.01, 4e-5]));
+    let chunk = |tokens: u32, cached: u32| {
+        let mut step = StepShape::default();
+        step.add_chunk(tokens, cached);
+        step
+    };
+    for turn in 0..200 {
+        // A short question first, then the short rest of a prompt that is cached but for it.
+        for step in [
+            chunk(4, 0),
+            chunk(24, 0),
+            chunk(24, 600_000),
+            chunk(900 + turn, 0),
+        ] {
+            let time = hidden.true_time(&step);
+            let time = hidden.noisy(time);
+            calibrator.observe(&step, time);
+        }
+    }
+    let floor = calibrator.coefficients().floor;
+    assert!((6.5..7.5).contains(&floor), "{floor}");
+}
+
+#[test]
 fn a_self_measurement_is_a_usable_prior() {
     let truth = coefficients([5.0, 8.0, 0.002, 0.0, 20.0, 1.5, 0.003]);
     let prefill =

@@ -1,6 +1,6 @@
 //! `place` finds what trying every plan finds.
 
-use baton_placement::place::{Decision, Outcome, Plan, RECORD_ALL, place};
+use baton_placement::place::{Decision, Filter, Outcome, Plan, RECORD_ALL, RECORD_BEST, place};
 use baton_placement::policy::{Mode, Policy};
 use baton_placement::rng::Rng;
 use proptest::prelude::*;
@@ -56,6 +56,8 @@ proptest! {
             prop_assert_eq!(decision.candidates.len(), whole);
         } else {
             prop_assert!(decision.candidates.len() <= RECORD_ALL);
+            all_are_accounted_for(&decision, whole)?;
+            the_best_are_recorded(&decision, &locals, &remotes, &reference)?;
         }
         // And every cost is that of the plain formula.
         for candidate in &decision.candidates {
@@ -76,6 +78,56 @@ proptest! {
             }
         }
     }
+}
+
+/// A plan that is not recorded is counted.
+fn all_are_accounted_for(decision: &Decision, whole: usize) -> Result<(), TestCaseError> {
+    let counted = |why: Filter| decision.filtered.get(&why).copied().unwrap_or(0);
+    let beside = counted(Filter::ProvedWorse) + counted(Filter::NotRecorded);
+    prop_assert_eq!(decision.candidates.len() as u64 + beside, whole as u64);
+    Ok(())
+}
+
+/// Of more candidates than can be recorded, the best are: but for the few that a rule would take, whatever they cost.
+fn the_best_are_recorded(
+    decision: &Decision,
+    locals: &[Costed],
+    remotes: &[Costed],
+    reference: &Reference<'_>,
+) -> Result<(), TestCaseError> {
+    const DECISIVE: usize = 5;
+    let margin = match (decision.mode, least(locals)) {
+        (Mode::Conditional, Some(local)) => reference.margin(local.cost),
+        _ => 0.0,
+    };
+    let remotes = remotes.iter().map(|one| (one.cost + margin, one));
+    let mut all: Vec<(f64, &Costed)> = locals
+        .iter()
+        .map(|one| (one.cost, one))
+        .chain(remotes)
+        .collect();
+    all.sort_by(|left, right| left.0.total_cmp(&right.0));
+    let edge = all[RECORD_BEST - DECISIVE].0;
+    for (cost, one) in &all[..RECORD_BEST - DECISIVE] {
+        let recorded = decision
+            .candidates
+            .iter()
+            .any(|candidate| match candidate.plan {
+                Plan::Local { worker } => one.prefill.is_none() && one.decode == worker,
+                Plan::Remote { prefill, decode } => {
+                    one.prefill == Some(prefill) && one.decode == decode
+                }
+            });
+        // Of equal ones any may be left out.
+        prop_assert!(
+            recorded || *cost >= edge - 1e-9 * edge,
+            "{:?} costs {} of {}",
+            one,
+            cost,
+            edge
+        );
+    }
+    Ok(())
 }
 
 #[test]

@@ -120,6 +120,8 @@ pub(crate) struct World {
     pub(crate) level_links: Vec<(usize, &'static str, u32)>,
     pub(crate) breakers: Vec<(usize, usize, &'static str, BreakerState)>,
     pub(crate) promises: Vec<(usize, usize, u64)>,
+    /// Coefficients of one pair of domains.
+    pub(crate) exact: Vec<(usize, usize, &'static str, u32)>,
     pub(crate) fleet: Fleet,
 }
 
@@ -209,7 +211,7 @@ pub(crate) fn random_world(rng: &mut Rng, most: usize) -> World {
         name: name("tcp-far"),
         coefficients: link(3.0, 1e-5, 0.01),
     });
-    let level_links = vec![
+    let mut level_links = vec![
         (0, "tcp", 0),
         (0, "rdma", 1),
         (1, "tcp", 0),
@@ -240,24 +242,70 @@ pub(crate) fn random_world(rng: &mut Rng, most: usize) -> World {
         breakers.push((source, target, pick(rng, &["tcp", "rdma"]), state));
         promises.push((source, target, 50_000_000 * rng.below(5) as u64));
     }
-    let fleet = build(
-        &set,
-        &entries,
-        &compatible,
-        &level_links,
-        &breakers,
-        &promises,
-        1,
-    );
-    World {
+    // Domains that nest, as those of a real place do, take the shorter way through the search.
+    let mut exact = Vec::new();
+    if rng.below(2) == 0 {
+        for worker in &mut entries {
+            let rack = rng.below(2);
+            worker.domain = vec![
+                Some(format!("h{rack}{}", rng.below(3))),
+                Some(format!("r{rack}")),
+            ];
+        }
+        if rng.below(2) == 0 {
+            for breaker in &mut breakers {
+                breaker.3 = BreakerState::HalfOpen;
+            }
+        }
+        if rng.below(2) == 0 {
+            level_links.push((2, "rdma", 1));
+            for _ in 0..rng.below(6) {
+                let (source, target) = (rng.below(entries.len()), rng.below(entries.len()));
+                let link = rng.below(set.links.len()) as u32;
+                exact.push((source, target, pick(rng, &["tcp", "rdma"]), link));
+            }
+        }
+    }
+    let mut world = World {
+        fleet: build(
+            &set,
+            &entries,
+            &compatible,
+            &level_links,
+            &breakers,
+            &promises,
+            1,
+        ),
         set,
         entries,
         compatible,
         level_links,
         breakers,
         promises,
-        fleet,
+        exact,
+    };
+    if !world.exact.is_empty() {
+        world.fleet = builder(&world, 1).build().unwrap();
     }
+    world
+}
+
+/// With links of their own between some domains.
+fn builder(world: &World, routers: u32) -> FleetBuilder {
+    let mut builder = parts(
+        &world.set,
+        &world.entries,
+        &world.compatible,
+        &world.level_links,
+        &world.breakers,
+        &world.promises,
+        routers,
+    );
+    for &(source, target, transport, link) in &world.exact {
+        let domain = |entry: usize| &world.entries[entry].domain;
+        builder.link(domain(source), domain(target), transport, link);
+    }
+    builder
 }
 
 pub(crate) fn build(
@@ -269,6 +317,28 @@ pub(crate) fn build(
     promises: &[(usize, usize, u64)],
     routers: u32,
 ) -> Fleet {
+    parts(
+        set,
+        entries,
+        compatible,
+        level_links,
+        breakers,
+        promises,
+        routers,
+    )
+    .build()
+    .unwrap()
+}
+
+fn parts(
+    set: &CoefficientSet,
+    entries: &[WorkerEntry],
+    compatible: &[(String, String)],
+    level_links: &[(usize, &'static str, u32)],
+    breakers: &[(usize, usize, &'static str, BreakerState)],
+    promises: &[(usize, usize, u64)],
+    routers: u32,
+) -> FleetBuilder {
     let mut builder = FleetBuilder::new(7, &levels(), Arc::new(set.clone()), &set.digest());
     builder.routers(routers);
     for worker in entries {
@@ -291,7 +361,7 @@ pub(crate) fn build(
     for &(source, target, bytes) in promises {
         builder.promise(&entries[source].domain, &entries[target].domain, bytes);
     }
-    builder.build().unwrap()
+    builder
 }
 
 pub(crate) fn random_request(rng: &mut Rng, world: &World) -> Request {

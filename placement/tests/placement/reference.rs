@@ -240,12 +240,22 @@ impl<'a> Reference<'a> {
                 .find(|(from, to, transport, _)| {
                     domain(*from) == &p.domain && domain(*to) == &d.domain && *transport == kind
                 });
-            let known = self
+            let of_level = self
                 .world
                 .level_links
                 .iter()
-                .find(|(at, transport, _)| *at == level && *transport == kind);
-            if let Some(&(_, _, link)) = known {
+                .find(|(at, transport, _)| *at == level && *transport == kind)
+                .map(|(_, _, link)| *link);
+            let of_pair = self
+                .world
+                .exact
+                .iter()
+                .rev()
+                .find(|(from, to, transport, _)| {
+                    domain(*from) == &p.domain && domain(*to) == &d.domain && *transport == kind
+                })
+                .map(|(_, _, _, link)| *link);
+            if let Some(link) = of_pair.or(of_level) {
                 if open.is_some_and(|(_, _, _, state)| *state == BreakerState::Open) {
                     continue;
                 }

@@ -1,6 +1,6 @@
 //! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use baton_placement::calibration::shared;
@@ -211,10 +211,14 @@ pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
     );
     builder.routers(parts.routers);
     let set = parts.coefficients;
+    let known: HashSet<&str> = set
+        .workers
+        .iter()
+        .map(|class| class.name.as_str())
+        .collect();
     for (tracked, card, own) in parts.workers {
         // One that came since the set was made is placed on with the next set.
-        let class = tracked.id.to_string();
-        if set.workers.iter().any(|known| known.name == class) {
+        if known.contains(tracked.id.as_str()) {
             builder.worker(entry(tracked, card, *own, parts.levels, now));
         }
     }

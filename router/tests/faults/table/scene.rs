@@ -135,10 +135,12 @@ impl Scene {
         }
         if case.how == How::WaitsForPrefill {
             for worker in &workers[2..] {
-                worker.tell(
-                    0,
-                    watch_event::Event::Draining(wire::Draining { draining: true }),
-                );
+                let load = wire::Load {
+                    load_sequence: 2,
+                    draining: true,
+                    ..wire::Load::default()
+                };
+                worker.tell(0, watch_event::Event::Load(load));
             }
             crate::router::until("they drain", || router.dispatcher.workers_ready() == 2).await;
         }
