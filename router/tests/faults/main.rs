@@ -3,6 +3,7 @@
 // Whatever fails here fails the test, and helpers are part of it.
 #![allow(clippy::unwrap_used)]
 
+mod budgets;
 mod double;
 mod obedient;
 mod restart;
