@@ -84,7 +84,11 @@ fn the_table_is_total_and_no_terminal_state_is_left() {
                     }
                     Err(why) => {
                         illegal += 1;
-                        assert_eq!(situation(&after), situation(before), "refused, so unchanged");
+                        assert_eq!(
+                            situation(&after),
+                            situation(before),
+                            "refused, so unchanged"
+                        );
                         assert_eq!(after.history(), before.history());
                         let right = right_refusal(before, state, attempt);
                         assert_eq!(Some(why), right);
@@ -96,7 +100,11 @@ fn the_table_is_total_and_no_terminal_state_is_left() {
             let mut after = before.clone();
             let begun = after.begin_attempt(plan, 0, ());
             let may = before.ended.is_none() && before.has(State::Accepted);
-            assert_eq!(begun.is_ok(), may, "a run may be planned anew until it ends");
+            assert_eq!(
+                begun.is_ok(),
+                may,
+                "a run may be planned anew until it ends"
+            );
         }
     }
     assert!(illegal > 0);
@@ -164,7 +172,10 @@ fn each_state_is_reached_and_each_run_can_end_in_every_way() {
                 }
             }
             assert_eq!(rest.deferred(), 0, "nothing waits for ever");
-            assert_eq!(rest.observe(report(State::Completed, rest.attempt)), Ok(true));
+            assert_eq!(
+                rest.observe(report(State::Completed, rest.attempt)),
+                Ok(true)
+            );
         }
     }
 }
@@ -243,7 +254,10 @@ fn run(seed: u64) {
             assert!(lifecycle.has(*state), "{state}");
         }
     }
-    assert_eq!(refused, sent, "each illegal report is counted, and no other");
+    assert_eq!(
+        refused, sent,
+        "each illegal report is counted, and no other"
+    );
     let end = [State::Completed, State::Failed, State::Cancelled][draw.below(3)];
     let last = attempts as u32;
     assert_eq!(lifecycle.observe(report(end, last)), Ok(true));

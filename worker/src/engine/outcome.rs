@@ -21,7 +21,10 @@ pub struct Forwarded {
 impl Forwarded {
     /// Milliseconds that the step takes in modelled time; none where the work was real and its time has passed.
     pub fn modelled(&self) -> Option<f64> {
-        self.result.as_ref().ok().and_then(|(_, modelled)| *modelled)
+        self.result
+            .as_ref()
+            .ok()
+            .and_then(|(_, modelled)| *modelled)
     }
 }
 

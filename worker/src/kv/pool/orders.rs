@@ -21,7 +21,7 @@ const LEASE: LeaseId = LeaseId([1; 16]);
 /// Of the first lease of a pool.
 const GENERATION: Generation = Generation(1);
 /// Orders of a model that must hold, and of one that must not: the second ends with the first fault.
-const ORDERS: usize = 4000;
+const ORDERS: usize = 20_000;
 const AT_MOST: usize = 100_000;
 /// Times that a thread looks again for what another has to do first. It gives up then, which is no fault.
 const PATIENCE: usize = 60;

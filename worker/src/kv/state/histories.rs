@@ -15,7 +15,7 @@ use crate::kv::lease::{Completion, Gone, LeaseOpen, Next, Reader};
 use crate::kv::store::BlockId;
 
 /// Histories in the suite; each checks every block after every step. The lease protocol alone is checked over a million elsewhere.
-const HISTORIES: u64 = 50_000;
+const HISTORIES: u64 = 200_000;
 const STEPS: usize = 40;
 const BLOCKS: usize = 12;
 const DURATION: u64 = 100;
