@@ -73,7 +73,7 @@ pub(crate) async fn worker_with(config: WorkerConfig, with: With) -> Worker {
     if let Some(clock) = with.clock {
         what.clock = clock;
     }
-    let running = start(what).await.unwrap();
+    let running = Box::pin(start(what)).await.unwrap();
     let endpoint = Endpoint::from_shared(format!("http://{}", running.control_address())).unwrap();
     let client = WorkerClient::new(endpoint.connect_lazy());
     Worker { running, client }
@@ -105,9 +105,13 @@ impl Worker {
     }
 
     pub(crate) async fn cancel(&self, run: &str) -> u32 {
+        self.cancel_operation(run, "").await
+    }
+
+    pub(crate) async fn cancel_operation(&self, run: &str, operation: &str) -> u32 {
         let request = wire::CancelRequest {
             run: run.to_owned(),
-            operation: String::new(),
+            operation: operation.to_owned(),
         };
         self.client
             .clone()

@@ -10,5 +10,6 @@ mod handoff;
 mod harness;
 mod lifecycle;
 mod process;
+mod router_gone;
 mod shared_memory;
 mod watch;
