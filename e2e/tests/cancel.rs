@@ -10,6 +10,7 @@ use baton_e2e::record::Record;
 use baton_e2e::{scenario, wait};
 use baton_protocol::lifecycle::State;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Lease of the manifest and a little: nothing may be held for longer.
 const LEASE: Duration = Duration::from_secs(6);
@@ -33,6 +34,8 @@ fn a_client_that_hangs_up_leaves_nothing_behind() {
         while_tokens_are_generated(&fleet, "Aggregated", 11).await?;
         while_tokens_are_generated(&fleet, "Disaggregated", 12).await?;
         before_the_answer_is_whole(&fleet).await?;
+        between_the_two_legs(&fleet).await?;
+        its_sending_side_only(&fleet).await?;
         eight_at_a_time(&fleet).await?;
         the_fleet_still_serves(&fleet).await?;
         fleet.end().await
@@ -175,6 +178,105 @@ async fn before_the_answer_is_whole(fleet: &Fleet) -> Result<()> {
         }
     }
     nothing_is_left(fleet, &ask, "before the answer was whole").await
+}
+
+/// The decode worker has reserved its blocks; the prefill worker, busy with another prompt, has not begun.
+async fn between_the_two_legs(fleet: &Fleet) -> Result<()> {
+    let before = ask("ahead", "Disaggregated", LONG, 4);
+    let ask = ask("between", "Disaggregated", LONG, 5);
+    let ahead = before.stream(&fleet.api);
+    tokio::pin!(ahead);
+    let reserved = |worker: &Value| positive(&worker["blocks"]["active"]);
+    tokio::select! {
+        ended = &mut ahead => bail!("answered too early: {:?}", ended?),
+        seen = seen(fleet, "the first has its blocks", "decode", reserved) => seen?,
+    }
+    let both = |worker: &Value| {
+        worker["blocks"]["active"].as_u64() > Some(u64::from(LONG) / 16 + 10)
+    };
+    let asks = [ask];
+    tokio::select! {
+        ended = &mut ahead => bail!("answered too early: {:?}", ended?),
+        hung_up = reserved_and_gone(fleet, &asks[0], both) => hung_up?,
+    }
+    let record = Record::of_request(&fleet.admin, "between").await?;
+    let states = record.states()?;
+    ensure!(
+        !states.contains(&State::PrefillStarted),
+        "not between the legs: {states:?}"
+    );
+    // Nothing of the other run was touched.
+    let mut stream = ahead.await?;
+    ensure!(stream.text().await?.is_some(), "the run ahead has ended");
+    drop(stream);
+    nothing_is_left(fleet, &before, "ahead of one that went").await
+}
+
+/// Asks, and goes away as soon as the decode worker shows blocks of it.
+async fn reserved_and_gone(
+    fleet: &Fleet,
+    ask: &Ask,
+    reserved: impl Fn(&Value) -> bool,
+) -> Result<()> {
+    let answer = ask.stream(&fleet.api);
+    tokio::pin!(answer);
+    tokio::select! {
+        ended = &mut answer => bail!("answered too early: {:?}", ended?),
+        seen = seen(fleet, "the second has its blocks", "decode", reserved) => seen,
+    }
+}
+
+/// The bytes of a request as a client sends them.
+fn bytes(ask: &Ask) -> String {
+    let mut body = ask.body.clone();
+    body["stream"] = true.into();
+    let body = body.to_string();
+    let mode = ask.mode.unwrap_or("Aggregated");
+    let request = ask.request.as_deref().unwrap_or_default();
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\nx-baton-mode: {mode}\r\n\
+         x-request-id: {request}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A closed sending side is the first that is seen of a client that goes: its run ends.
+async fn its_sending_side_only(fleet: &Fleet) -> Result<()> {
+    let ask = ask("half-closed", "Disaggregated", 64, 6);
+    let mut client = tokio::net::TcpStream::connect(fleet.api.address()).await?;
+    client.write_all(bytes(&ask).as_bytes()).await?;
+    ensure!(client.read(&mut [0; 512]).await? > 0, "no answer begins");
+    client.shutdown().await?;
+    nothing_is_left(fleet, &ask, "with its sending side closed").await
+}
+
+#[test]
+fn a_client_that_stops_reading_is_given_up() {
+    scenario(async {
+        let timing = "prefillBaseMicroseconds: 1000, prefillPerTokenNanoseconds: 10000, decodeBaseMicroseconds: 1000, seed: 1";
+        let manifest = Manifest {
+            engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
+            ..Manifest::slow()
+        };
+        let fleet = Fleet::of_with(&manifest, &[("BATON_WRITE_TIMEOUT_SECONDS", "2")]).await?;
+        for mode in ["Aggregated", "Disaggregated"] {
+            // Several megabytes, if anybody took them.
+            let ask = Ask::ids("tiny", &prompt(64, 7), 20_000)
+                .with("ignore_eos", true)
+                .with("logprobs", 5)
+                .mode(mode)
+                .request(&format!("unread-{mode}"));
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.set_recv_buffer_size(4096)?;
+            let mut client = socket.connect(fleet.api.address()).await?;
+            client.write_all(bytes(&ask).as_bytes()).await?;
+            ensure!(client.read(&mut [0; 512]).await? > 0, "no answer begins");
+            // It is still connected, and reads no more.
+            nothing_is_left(&fleet, &ask, "connected and not reading").await?;
+            drop(client);
+        }
+        fleet.end().await
+    });
 }
 
 fn computes(worker: &Value) -> bool {
