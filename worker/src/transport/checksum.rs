@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn pieces_sum_to_the_whole() {
-        let bytes: Vec<u8> = (0..30_001_u32).map(|at| (at * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..30_001_u32).map(|at| ((at * 7) >> 3) as u8).collect();
         for piece in [1, 100, 4096, 5000, 30_001] {
             let mut growing = Growing::new(bytes.len());
             for end in (0..bytes.len()).step_by(piece) {

@@ -185,7 +185,9 @@ impl Serving<'_> {
         match self.connection.frame().await? {
             Some(Frame::Done) => Ok(true),
             None => Ok(false),
-            Some(_) => Err(malformed("a reader that is not done talks of something else")),
+            Some(_) => Err(malformed(
+                "a reader that is not done talks of something else",
+            )),
         }
     }
 
