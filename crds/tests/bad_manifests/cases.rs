@@ -210,7 +210,7 @@ pub(crate) const CASES: &[Case] = &[
         "    transports: [Tcp]",
         "    transports: [Tcp, Udp] #!",
         "spec.kvPool.transports[1]",
-        "found \"Udp\", must be one of Local, Tcp",
+        "found \"Udp\", must be one of Local, Shm, Tcp",
     ),
     // What is required.
     case(
