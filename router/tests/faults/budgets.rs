@@ -85,7 +85,7 @@ async fn a_failed_transfer_speaks_against_the_way_that_was_taken() {
 
 #[tokio::test]
 async fn a_probe_that_finds_out_nothing_is_given_back() {
-    const OPEN: f64 = 2.0;
+    const OPEN: f64 = 4.0;
     let (p, d) = pair().await;
     let router = Router::start(&strict(OPEN), &[&p, &d]);
     router.ready(2).await;
@@ -106,9 +106,9 @@ async fn a_probe_that_finds_out_nothing_is_given_back() {
     router.entered(State::Cancelled, 1).await;
     router.holds_nothing().await;
     until("the next run may try it", may_be_tried).await;
-    // Not because the probe was given up for lost.
+    // Not because the probe was given up for lost, which takes as long as the link was open.
     assert!(
-        before.elapsed().as_secs_f64() < OPEN,
+        before.elapsed().as_secs_f64() < OPEN / 2.0,
         "{:?}",
         before.elapsed()
     );
