@@ -28,8 +28,9 @@ pub struct Sampling {
     pub top_logprobs: Option<u32>,
 }
 
-/// Alternatives that may be asked for beside a token, as OpenAI's API has it. They are ranked and sent for every token.
-pub const MOST_LOGPROBS: u32 = 20;
+/// Alternatives that may be asked for beside a token. They are ranked and sent for every token, so that what an operation keeps
+/// unread is a few megabytes at most. OpenAI's API has 20, which is the router's affair.
+pub const MOST_LOGPROBS: u32 = 256;
 
 impl Sampling {
     pub fn greedy() -> Self {

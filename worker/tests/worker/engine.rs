@@ -234,8 +234,8 @@ fn requests_that_make_no_sense_are_refused_by_their_field() {
     let mut engine = engine(16, 64);
     type Change = fn(&mut EngineRequest);
     let cases: [(&str, Change); 5] = [
-        ("topLogprobs: 21", |request| {
-            request.sampling.top_logprobs = Some(21);
+        ("topLogprobs: 257", |request| {
+            request.sampling.top_logprobs = Some(257);
         }),
         ("tokens: empty", |request| request.tokens.clear()),
         ("tokens: id 70000", |request| request.tokens[0] = 70_000),
