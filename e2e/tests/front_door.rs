@@ -267,26 +267,34 @@ fn half_a_connection_is_a_client_that_is_gone_in_every_phase() {
                 .map(|index| 3 + (index * 7 + salt * 13) % 200)
                 .collect()
         };
-        let positive = |value: &Value| value.as_u64().is_some_and(|count| count > 0);
-        let phases: [(&str, &str, u32, &str, &dyn Fn(&Value) -> bool); 4] = [
-            ("local-prompt", "Aggregated", 2500, "decode", &|worker| {
-                positive(&worker["queuedTokens"])
-            }),
+        for (salt, (id, mode, tokens, role, figure)) in (1..).zip([
+            (
+                "local-prompt",
+                "Aggregated",
+                2500,
+                "decode",
+                "/queuedTokens",
+            ),
             (
                 "remote-prompt",
                 "Disaggregated",
                 2500,
                 "prefill",
-                &|worker| positive(&worker["queuedTokens"]),
+                "/queuedTokens",
             ),
-            ("between", "Disaggregated", 2500, "prefill", &|worker| {
-                positive(&worker["blocks"]["leased"])
-            }),
-            ("tokens", "Disaggregated", 50, "decode", &|worker| {
-                positive(&worker["runningSequences"])
-            }),
-        ];
-        for (salt, (id, mode, tokens, role, phase)) in (1..).zip(phases) {
+            (
+                "between",
+                "Disaggregated",
+                2500,
+                "prefill",
+                "/blocks/leased",
+            ),
+            ("tokens", "Disaggregated", 50, "decode", "/runningSequences"),
+        ]) {
+            let busy = |worker: &Value| {
+                let figure = worker.pointer(figure).and_then(Value::as_u64);
+                figure.is_some_and(|count| count > 0)
+            };
             for streamed in [true, false] {
                 let id = format!("{id}-{streamed}");
                 let body = json!({"model": "tiny", "prompt": prompt(tokens, 2 * salt + u32::from(streamed)), "max_tokens": 400,
@@ -300,7 +308,7 @@ fn half_a_connection_is_a_client_that_is_gone_in_every_phase() {
                         .workers(Some(role))
                         .await
                         .map_err(|error| error.to_string())?;
-                    if workers.iter().any(phase) {
+                    if workers.iter().any(busy) {
                         Ok(())
                     } else {
                         Err(format!("{workers:?}"))

@@ -73,7 +73,7 @@ pub struct Front {
     access: Access,
     clock: Clock,
     gate: Arc<Gate>,
-    memory: Arc<Memory>,
+    memory: Memory,
     /// No more requests are taken; those in flight may end.
     shutdown: CancellationToken,
     /// Nor may those go on.
