@@ -114,8 +114,8 @@ struct Answers {
 }
 
 impl Answers {
-    fn note<T>(&self, answer: Result<T, Gone>) {
-        let counter = match answer {
+    fn note<T>(&self, answer: &Result<T, Gone>) {
+        let counter = match *answer {
             Ok(_) => &self.granted,
             Err(reason) => match Gone::ALL.iter().position(|gone| *gone == reason) {
                 Some(index) => &self.gone[index],
@@ -240,7 +240,7 @@ impl World<'_> {
             .table
             .claim(id(lease), Generation(generation), &reader, self.now);
         let right = self.right_claim(lease, generation, (transfer, worker, incarnation));
-        self.answers.note(right);
+        self.answers.note(&right);
         assert_eq!(found, right);
     }
 
@@ -301,7 +301,7 @@ impl World<'_> {
                 for_milliseconds: DURATION,
             }
         });
-        self.answers.note(right);
+        self.answers.note(&right);
         assert_eq!(found, right);
     }
 
@@ -321,14 +321,11 @@ impl World<'_> {
         let spec = &self.leases[lease];
         let right = spec.reads(generation, transfer, self.now);
         assert_eq!(watched.map(|_| ()), right);
-        let right = right.and_then(|()| {
-            if index < spec.skip {
-                Err(Gone::OutOfRange)
-            } else {
-                Ok(())
-            }
-        });
-        self.answers.note(right);
+        let right = match right {
+            Ok(()) if index < spec.skip => Err(Gone::OutOfRange),
+            right => right,
+        };
+        self.answers.note(&right);
         // Skipped blocks are held and never shown.
         let end = spec.blocks.max(spec.skip);
         match (found, right) {
