@@ -205,7 +205,7 @@ fn bodies_that_are_large_in_memory_stay_within_the_bound() {
     });
 }
 
-/// A completion request as bytes. `close`: whether the connection may be used again does not matter.
+/// A completion request as bytes.
 fn request(body: &Value, id: &str, mode: &str) -> String {
     let body = body.to_string();
     format!(
