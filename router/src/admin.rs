@@ -175,11 +175,7 @@ async fn coefficients_of(state: State<Arc<Admin>>, digest: PathText) -> Response
     named(state, Named::Coefficients, digest).await
 }
 
-async fn named(
-    State(admin): State<Arc<Admin>>,
-    kind: Named,
-    digest: PathText,
-) -> Response {
+async fn named(State(admin): State<Arc<Admin>>, kind: Named, digest: PathText) -> Response {
     let Ok(Path(digest)) = digest else {
         return no_text();
     };

@@ -13,10 +13,10 @@ use baton_protocol::hash::HashKey;
 use baton_system::System;
 use baton_system::entropy;
 use baton_system::network::Listener;
-use tokio::signal::unix::{SignalKind, signal};
 use baton_telemetry::export::Exporter;
 use baton_telemetry::settings::Settings;
 use baton_telemetry::tracer::Tracer;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -149,9 +149,7 @@ pub async fn serve_until(
     });
     let config = FrontConfig {
         threads: system.threads,
-        ..flags
-            .front
-            .config(Duration::from_secs(flags.drain_seconds))
+        ..flags.front.config(Duration::from_secs(flags.drain_seconds))
     };
     for file in access.keys.iter().cloned() {
         tasks.spawn(file.follow(stop.clone()));
@@ -198,10 +196,7 @@ pub async fn serve_until(
     let drained = front.shutdown().clone();
     let told = tokio::spawn(async move {
         let reason = told.await;
-        info!(
-            reason,
-            "draining: no new requests, runs under way may end"
-        );
+        info!(reason, "draining: no new requests, runs under way may end");
         drained.cancel();
     });
     front.serve(public).await;

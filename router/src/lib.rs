@@ -20,5 +20,5 @@ pub mod openai;
 pub mod policy;
 pub mod records;
 pub mod run;
-pub mod trace;
 pub mod text;
+pub mod trace;

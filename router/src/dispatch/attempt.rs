@@ -248,10 +248,8 @@ impl Attempt {
     }
 
     fn complete(&mut self, reason: wire::FinishReason, now: Moment, progress: &mut Progress) {
-        if let (true, Some(source)) = (
-            progress.heard_of(State::KvTransferCompleted),
-            self.source(),
-        ) {
+        if let (true, Some(source)) = (progress.heard_of(State::KvTransferCompleted), self.source())
+        {
             // Not reported in time, or never: the reader's proof says as much.
             for state in [
                 State::PrefillStarted,

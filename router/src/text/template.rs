@@ -305,7 +305,8 @@ mod tests {
         assert!(matches!(broken, TemplateError::Fault(_)), "{broken:?}");
         // A filter that nobody has, on a way that only some chats take.
         let template = "{% if messages | length > 1 %}{{ messages | no_such_filter }}{% endif %}";
-        let two = r#""messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]"#;
+        let two =
+            r#""messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]"#;
         let broken = render(template, two).unwrap_err();
         assert!(matches!(broken, TemplateError::Fault(_)), "{broken:?}");
         assert_eq!(render(template, HELLO).unwrap(), "");
