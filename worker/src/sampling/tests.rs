@@ -133,7 +133,7 @@ fn what_is_drawn_is_what_was_always_drawn() {
         0.542_702_218_605_321_4,
     ];
     assert_eq!(drawn, recorded);
-    let logits: Vec<f32> = (0..50_u8)
+    let logits: Vec<f32> = (0..50_u16)
         .map(|id| f32::from(id * 37 % 50) / 10.0)
         .collect();
     let sampling = Sampling {
