@@ -1,12 +1,12 @@
 //! Writes the seeds of every target into folders under the one that is given.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::{fs, io};
 
 use baton_fuzz::TARGETS;
 
-fn write(folder: PathBuf) -> io::Result<()> {
+fn write(folder: &Path) -> io::Result<()> {
     for target in TARGETS {
         let folder = folder.join(target.name);
         fs::create_dir_all(&folder)?;
@@ -25,6 +25,6 @@ fn main() -> io::Result<ExitCode> {
         )?;
         return Ok(ExitCode::from(2));
     };
-    write(folder.into())?;
+    write(Path::new(&folder))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -46,7 +46,7 @@ pub struct Exporter {
 #[derive(Debug)]
 enum Way {
     Grpc(Box<grpc::Grpc>),
-    Http(http::Http),
+    Http(Box<http::Http>),
 }
 
 /// Why a batch was not taken.
@@ -85,7 +85,7 @@ impl Exporter {
         let service = service_name.map(|name| ("service.name".to_owned(), name));
         let way = match endpoint.protocol {
             Protocol::Grpc => Way::Grpc(Box::new(grpc::Grpc::new(endpoint.uri, headers, timeout))),
-            Protocol::HttpProtobuf => Way::Http(http::Http::new(endpoint.uri, headers)),
+            Protocol::HttpProtobuf => Way::Http(Box::new(http::Http::new(endpoint.uri, headers))),
         };
         let (sender, spans) = mpsc::channel(batching.queue);
         let count = |outcome| counts.get_or_create(&OutcomeLabels { outcome }).clone();
