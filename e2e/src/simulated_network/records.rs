@@ -107,7 +107,11 @@ fn weigh(record: &DecisionRecord, tally: &mut Tally) {
     if let Some(fallback) = &record.fallback {
         tally.count(format!("fallback: {}", fallback.cause));
     }
-    if record.actual.as_ref().is_some_and(|actual| actual.bytes > 0) {
+    if record
+        .actual
+        .as_ref()
+        .is_some_and(|actual| actual.bytes > 0)
+    {
         tally.count("KV moved");
     }
 }

@@ -106,9 +106,10 @@ pub fn play_with(
         begun: Rc::clone(&begun),
         outcomes: Rc::clone(&outcomes),
     };
-    sim.client(CLIENTS, async move {
-        Ok(told(Box::pin(clients.run()).await)?)
-    });
+    sim.client(
+        CLIENTS,
+        async move { Ok(told(Box::pin(clients.run()).await)?) },
+    );
 
     let played = run(&mut sim, plan, &begun);
     let lasted = sim.elapsed();

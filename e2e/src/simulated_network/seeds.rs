@@ -120,7 +120,9 @@ impl Seeds {
             if began.elapsed() > PATIENCE {
                 child.kill()?;
                 child.wait()?;
-                return Ok(Played::failed(format!("it was not over after {PATIENCE:?}")));
+                return Ok(Played::failed(format!(
+                    "it was not over after {PATIENCE:?}"
+                )));
             }
             thread::sleep(Duration::from_millis(5));
         };
@@ -135,7 +137,10 @@ impl Seeds {
     ///
     /// # Errors
     /// Processes cannot be started.
-    pub fn play_all(&self, seeds: impl Iterator<Item = u64> + Send) -> Result<(Tally, Vec<String>)> {
+    pub fn play_all(
+        &self,
+        seeds: impl Iterator<Item = u64> + Send,
+    ) -> Result<(Tally, Vec<String>)> {
         let seeds = Mutex::new(seeds);
         let all: Mutex<(Tally, Vec<String>)> = Mutex::default();
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -154,7 +159,10 @@ impl Seeds {
         Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    #[allow(clippy::print_stdout, reason = "a failure shows at once, not after hours")]
+    #[allow(
+        clippy::print_stdout,
+        reason = "a failure shows at once, not after hours"
+    )]
     fn play_some(
         &self,
         seeds: &Mutex<impl Iterator<Item = u64>>,

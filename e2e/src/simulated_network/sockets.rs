@@ -29,15 +29,9 @@ impl Trace {
         hasher.update(&state.0.to_le_bytes());
         hasher.update(&now.to_le_bytes());
         hasher.update(format!("{from} {to}").as_bytes());
-        match from.port().min(to.port()) {
-            // HTTP answers carry the date of the real world, and metrics real durations.
-            ports::ROUTER_ADMIN | ports::WORKER_ADMIN => {}
-            ports::API => {
-                hasher.update(&bytes.len().to_le_bytes());
-            }
-            _ => {
-                hasher.update(bytes);
-            }
+        // HTTP answers, gRPC's too, carry the date of the real world, and metrics real durations.
+        if from.port().min(to.port()) == ports::TRANSFER {
+            hasher.update(bytes);
         }
         let mut first = [0; 8];
         first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
