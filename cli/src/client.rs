@@ -255,7 +255,7 @@ impl Events {
     /// The stream breaks off, or ends with an error event.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Value>> {
         loop {
-            while let Some(event) = self.decoder.next_event() {
+            if let Some(event) = self.decoder.next_event() {
                 if event.data.trim() == "[DONE]" {
                     self.ended = true;
                     return Ok(None);
