@@ -1,5 +1,8 @@
 //! What a collector on loopback gets, over both ways, and what happens when it is not there.
 
+// The lint knows test functions only, and what they share is test code as well.
+#![allow(clippy::unwrap_used)]
+
 mod collector;
 
 use std::net::SocketAddr;
