@@ -191,9 +191,8 @@ async fn between_the_two_legs(fleet: &Fleet) -> Result<()> {
         ended = &mut ahead => bail!("answered too early: {:?}", ended?),
         seen = seen(fleet, "the first has its blocks", "decode", reserved) => seen?,
     }
-    let both = |worker: &Value| {
-        worker["blocks"]["active"].as_u64() > Some(u64::from(LONG) / 16 + 10)
-    };
+    let both =
+        |worker: &Value| worker["blocks"]["active"].as_u64() > Some(u64::from(LONG) / 16 + 10);
     let asks = [ask];
     tokio::select! {
         ended = &mut ahead => bail!("answered too early: {:?}", ended?),

@@ -81,7 +81,13 @@ pub fn frames() -> Vec<Seed> {
         .into_iter()
         .flat_map(|why| frame(7, &[why]))
         .collect();
-    let located = [&3_u32.to_le_bytes(), &u32::MAX.to_le_bytes(), &header[..], &[9, 0, 0, 0]].concat();
+    let located = [
+        &3_u32.to_le_bytes(),
+        &u32::MAX.to_le_bytes(),
+        &header[..],
+        &[9, 0, 0, 0],
+    ]
+    .concat();
     let memory = [
         frame(8, &[7; 12]),
         frame(9, &located),

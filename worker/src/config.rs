@@ -175,11 +175,7 @@ impl Default for KvPoolConfig {
             blocks: None,
             bytes: None,
             lease_seconds: 30,
-            transports: vec![
-                TransportName::Local,
-                TransportName::Shm,
-                TransportName::Tcp,
-            ],
+            transports: vec![TransportName::Local, TransportName::Shm, TransportName::Tcp],
         }
     }
 }

@@ -141,8 +141,10 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
 
     let config = Arc::new(start.config);
     let (blocking, modelled) = (Arc::clone(&config), start.modelled);
-    let model =
-        on_a_thread(&system, move || engine::load_model(&blocking, modelled.as_ref())).await??;
+    let model = on_a_thread(&system, move || {
+        engine::load_model(&blocking, modelled.as_ref())
+    })
+    .await??;
     let facts = model.facts().clone();
     let geometry = crate::kv::Geometry {
         block_size: config.engine.block_size as usize,
@@ -177,7 +179,10 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     }
     let pool = engine::make_pool(&card, geometry, blocks, start.hash_key, start.clock)?;
     let (blocking, engine_pool) = (Arc::clone(&config), pool.clone());
-    let engine = on_a_thread(&system, move || engine::make_engine(&blocking, model, engine_pool)).await??;
+    let engine = on_a_thread(&system, move || {
+        engine::make_engine(&blocking, model, engine_pool)
+    })
+    .await??;
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
@@ -210,7 +215,8 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     let tracer = match start.tracing {
         None => Tracer::off(),
         Some(settings) => {
-            let (tracer, exporter) = Exporter::new(settings, identity(&config, &card), metrics.spans());
+            let (tracer, exporter) =
+                Exporter::new(settings, identity(&config, &card), metrics.spans());
             // Ends after `stop`, with what the last operations have left.
             tasks.spawn(exporter.run(stop.clone()));
             tracer

@@ -200,7 +200,9 @@ impl Work {
 
 fn note(daemon: &Daemon, trace: &mut Option<PrefillTrace>, event: &Event) {
     if let Some(trace) = trace {
-        daemon.traces.put(trace.reported(event, daemon.traces.now()));
+        daemon
+            .traces
+            .put(trace.reported(event, daemon.traces.now()));
     }
 }
 

@@ -204,10 +204,7 @@ fn a_failure_is_said_once_where_it_happened() {
         message: "out of memory".to_owned(),
     });
     let spans = decode(
-        &[
-            (Event::DecodeStarted(started()), 120),
-            (failed, 140),
-        ],
+        &[(Event::DecodeStarted(started()), 120), (failed, 140)],
         150,
     );
     assert_eq!(shown(&spans), [("decode", 120, 140)]);
