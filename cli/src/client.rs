@@ -87,12 +87,12 @@ impl Client {
     /// # Errors
     /// It is neither.
     pub(crate) fn new(address: &str) -> anyhow::Result<Self> {
-        let base = if address.contains("://") {
-            address.to_owned()
+        let short = address.trim_end_matches('/');
+        let base = if short.contains("://") {
+            short.to_owned()
         } else {
-            format!("http://{address}")
+            format!("http://{short}")
         };
-        let base = base.trim_end_matches('/').to_owned();
         let wrong = |problem: &str| {
             wrong_input(format!(
                 "{address:?} is no address of a router: {problem}; give HOST:PORT or http://HOST:PORT"
@@ -101,13 +101,18 @@ impl Client {
         let uri: Uri = base
             .parse()
             .map_err(|error: InvalidUri| wrong(&error.to_string()))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some(scheme) => return Err(wrong(&format!("this command does not speak {scheme}"))),
-            None => return Err(wrong("it has no scheme")),
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(wrong("it has no host"));
+        };
+        if scheme != "http" {
+            return Err(wrong(&format!("this command does not speak {scheme}")));
         }
         if uri.path().len() > 1 || uri.query().is_some() {
             return Err(wrong("it goes on after the port"));
+        }
+        // What is beside the host is a port that is none, or a user's name.
+        if authority.port_u16().is_none() && authority.as_str() != authority.host() {
+            return Err(wrong("it is not a host and a port"));
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -300,11 +305,13 @@ mod tests {
     #[test]
     fn what_is_no_address_is_said_before_anything_is_sent() {
         for (address, problem) in [
-            ("", "invalid format"),
-            ("a b", "invalid uri character"),
+            ("", "is no address"),
+            ("http:///", "is no address"),
+            ("a b", "is no address"),
             ("https://h:1", "does not speak https"),
             ("http://h:1/v1", "goes on after the port"),
-            ("h:99999999", "invalid authority"),
+            ("h:99999999", "not a host and a port"),
+            ("user@h", "not a host and a port"),
         ] {
             let error = Client::new(address).unwrap_err().to_string();
             assert!(error.contains("is no address of a router"), "{error}");

@@ -17,8 +17,8 @@ use serde_json::Value;
 
 /// Tokens of the context, small enough that inputs reach it.
 const MAX_CONTEXT: u32 = 2048;
-/// An answer that refuses says what is wrong and does not repeat what was sent.
-const LONGEST_MESSAGE: usize = 512;
+/// An answer that refuses says what is wrong and repeats little of what was sent: a kilobyte, and the mark of what is left out.
+const LONGEST_MESSAGE: usize = 1024 + "…".len();
 /// Paths such as `messages[4095].tool_calls[4095].function.arguments`.
 const LONGEST_PARAM: usize = 80;
 

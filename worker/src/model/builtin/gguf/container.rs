@@ -24,8 +24,9 @@ const SHOWN: usize = 200;
 
 /// An error that is one short line whatever the file holds.
 fn malformed(file: &str, field: &str, problem: &str) -> ModelError {
-    let mut shown: String = problem.chars().take(SHOWN).flat_map(visible).collect();
-    if problem.chars().nth(SHOWN).is_some() {
+    let mut characters = problem.chars().flat_map(visible);
+    let mut shown: String = characters.by_ref().take(SHOWN).collect();
+    if characters.next().is_some() {
         shown.push('…');
     }
     ModelError::Malformed {
