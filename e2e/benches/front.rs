@@ -41,7 +41,7 @@ fn timeless() -> Manifest {
                   prefillPerTokenPairPicoseconds: 0, decodeBaseMicroseconds: 0, decodePerSequenceNanoseconds: 0, \
                   decodePerContextTokenPicoseconds: 0, jitterPercent: 0, seed: 1";
     Manifest {
-        engine: format!("{{type: Simulated, simulated: {{{timing}}}, maxSequences: 128}}"),
+        engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
         kv_pool: "{blocks: 40000, leaseSeconds: 3}".to_owned(),
         ..Manifest::tiny()
     }
