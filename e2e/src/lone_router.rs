@@ -152,7 +152,12 @@ impl LoneRouter {
             let workers = view["workers"].as_array().cloned().unwrap_or_default();
             let ready = |worker: &Value| worker["state"] == "Ready";
             if workers.len() == count && workers.iter().all(ready) {
-                Ok(())
+                // Known is not enough: a model's tokenizer is fetched from its worker first.
+                match self.admin.get("/readyz").await {
+                    Ok(answer) if answer.status == 200 => Ok(()),
+                    Ok(answer) => Err(answer.text()),
+                    Err(error) => Err(error.to_string()),
+                }
             } else {
                 let seen = workers
                     .iter()

@@ -1,8 +1,10 @@
 //! A million random histories of the lease protocol against its specification: every answer, refusals by their word included, is
 //! the one that the specification gives, and nothing stays behind.
 //!
-//! The specification below is written from design/40 and knows nothing of the table's data structures: a lease is in one of a few
-//! phases, a worker has one living process, and each message has one right answer.
+//! The [`specification`] knows nothing of the table's data structures: a lease is in one of a few phases, a worker has one living
+//! process, and each message has one right answer.
+
+mod specification;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::{Generation, Incarnation, LeaseId, RunId, TransferId, WorkerId};
 
+use self::specification::{Phase, Spec};
 use super::table::{LeaseError, LeaseTable};
 use super::{Completion, Gone, Granted, LeaseOpen, Next, Reader};
 use crate::kv::draw::{Draw, for_each_seed};
@@ -19,66 +22,6 @@ const HISTORIES: u64 = 1_000_000;
 const STEPS: usize = 24;
 const DURATION: u64 = 100;
 const LEASES: usize = 3;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Never opened, or its tombstone is gone.
-    Unknown,
-    Live,
-    Ended(Gone),
-}
-
-/// What the specification knows of a lease id.
-#[derive(Clone, Debug)]
-struct Spec {
-    phase: Phase,
-    generation: u64,
-    run: usize,
-    expires_at: u64,
-    skip: u32,
-    blocks: u32,
-    sealed: bool,
-    /// Transfer, worker, incarnation.
-    claim: Option<(usize, usize, u64)>,
-    /// Who completed it.
-    completed: Option<usize>,
-    /// Of the tombstone.
-    until: u64,
-}
-
-impl Spec {
-    fn alive(&self, now: u64) -> Result<(), Gone> {
-        match self.phase {
-            Phase::Live if now >= self.expires_at => Err(Gone::Expired),
-            Phase::Live => Ok(()),
-            Phase::Ended(reason) => Err(reason),
-            Phase::Unknown => Err(Gone::Unknown),
-        }
-    }
-
-    fn named(&self, generation: u64, now: u64) -> Result<(), Gone> {
-        self.alive(now)?;
-        if self.generation == generation {
-            Ok(())
-        } else {
-            Err(Gone::WrongGeneration)
-        }
-    }
-
-    fn reads(&self, generation: u64, transfer: usize, now: u64) -> Result<(), Gone> {
-        self.named(generation, now)?;
-        match self.claim {
-            None => Err(Gone::NotClaimed),
-            Some((claimed, _, _)) if claimed != transfer => Err(Gone::Claimed),
-            Some(_) => Ok(()),
-        }
-    }
-
-    fn end(&mut self, reason: Gone, now: u64) {
-        self.phase = Phase::Ended(reason);
-        self.until = now + 2 * DURATION;
-    }
-}
 
 /// The living process of a worker, and those that it replaced, with the time until which they are held dead.
 #[derive(Clone, Debug, Default)]
