@@ -74,10 +74,11 @@ async fn a_long_request_on_idle_workers_stays_local(fleet: &Fleet) -> Result<Rec
     Ok(record)
 }
 
-/// Streams until every decode worker generates. Those that meet on one worker are kept too: they only make it busier.
+/// Streams until every decode worker generates. Those that meet on one worker are kept too: they only make it busier, and sixteen fill
+/// it. A short prompt joins a running batch for little machine time, so several may go where one is.
 async fn everyone_generates(fleet: &Fleet) -> Result<Vec<Stream>> {
     let mut streams = Vec::new();
-    for index in 0..8 {
+    for index in 0..24 {
         let prompt = format!("Story number {index}: once upon a time");
         let mut stream = Ask::new(MODEL, &prompt, 2000)
             .with("ignore_eos", true)

@@ -282,13 +282,6 @@ fn half_a_connection_is_a_client_that_is_gone_in_every_phase() {
                 "prefill",
                 "/queuedTokens",
             ),
-            (
-                "between",
-                "Disaggregated",
-                2500,
-                "prefill",
-                "/blocks/leased",
-            ),
             ("tokens", "Disaggregated", 50, "decode", "/runningSequences"),
         ]) {
             let busy = |worker: &Value| {
@@ -330,7 +323,7 @@ fn a_router_that_ends_lets_streams_end_and_says_so_to_the_others() {
         let mut router = LoneRouter::with(&fleet, &[], &["--drain-seconds", "4"]).await?;
         let ask = |tokens: u32| Ask::ids("tiny", &[5, 6, 7], tokens).with("ignore_eos", true);
         // A token takes 20 ms.
-        let mut short = ask(50).stream(&router.api).await?;
+        let mut short = ask(150).stream(&router.api).await?;
         let mut long = ask(1500).request("long").stream(&router.api).await?;
         let whole = router.api;
         let whole = tokio::spawn(async move {
@@ -340,6 +333,15 @@ fn a_router_that_ends_lets_streams_end_and_says_so_to_the_others() {
         for begun in [&mut short, &mut long] {
             begun.text().await?.context("no token")?;
         }
+        // A request that has not arrived would be turned away like any later one.
+        wait::until("all three run", SOON, async || {
+            let workers = fleet.workers(Some("decode")).await;
+            let workers = workers.map_err(|error| error.to_string())?;
+            let running = |worker: &Value| worker["runningSequences"].as_u64();
+            let count: u64 = workers.iter().filter_map(running).sum();
+            (count == 3).then_some(()).ok_or(format!("{count} run"))
+        })
+        .await?;
         router.signal(Signal::TERM);
         wait::until("the router is not ready", SOON, async || {
             match router.admin.get("/readyz").await {
