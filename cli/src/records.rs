@@ -279,13 +279,7 @@ fn load<'a, T: DeserializeOwned>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::sample;
-
-    fn line(run: &str) -> String {
-        let mut record = sample::record();
-        record.run = baton_protocol::ids::RunId(run.to_owned());
-        serde_json::to_string(&record).unwrap()
-    }
+    use crate::explain::sample::line;
 
     #[tokio::test]
     async fn a_run_is_found_in_any_file_and_last_is_the_newest() {

@@ -264,6 +264,20 @@ mod tests {
     use super::*;
     use crate::coefficients::PhaseFactors;
 
+    /// Of the size of a real one: many tokens cost what one does.
+    fn gpu() -> WorkerCoefficients {
+        WorkerCoefficients {
+            a: 2.66,
+            b: 0.01939,
+            k: 8.07e-7,
+            floor: 7.0,
+            d0: 6.37,
+            d1: 0.0119,
+            d2: 4.17e-5,
+            ..worker()
+        }
+    }
+
     fn worker() -> WorkerCoefficients {
         WorkerCoefficients {
             a: 5.0,
@@ -352,16 +366,7 @@ mod tests {
 
     #[test]
     fn many_equal_chunks_are_summed_up_as_they_would_be_walked() {
-        let gpu = WorkerCoefficients {
-            a: 2.66,
-            b: 0.01939,
-            k: 8.07e-7,
-            floor: 7.0,
-            d0: 6.37,
-            d1: 0.0119,
-            d2: 4.17e-5,
-            ..worker()
-        };
+        let gpu = gpu();
         let floored = WorkerCoefficients { floor: 40.0, ..gpu };
         let flat = WorkerCoefficients { k: 0.0, ..gpu };
         let mut summed = 0;
@@ -410,16 +415,7 @@ mod tests {
 
     #[test]
     fn the_chunk_is_the_largest_that_keeps_the_step_in_its_budget() {
-        let gpu = WorkerCoefficients {
-            a: 2.66,
-            b: 0.01939,
-            k: 8.07e-7,
-            floor: 7.0,
-            d0: 6.37,
-            d1: 0.0119,
-            d2: 4.17e-5,
-            ..worker()
-        };
+        let gpu = gpu();
         for cached in [0.0, 8_192.0, 100_000.0] {
             let chunk = chunk_bound(&gpu, 32.0, 65_536.0, Some(30.0), cached);
             assert!(chunk > SMALLEST_CHUNK && chunk < LARGEST_CHUNK);

@@ -5,13 +5,14 @@
 //! block before and after its bytes were read, and proven by the sink: a transport moves bytes and judges nothing.
 //!
 //! - [`local`], [`shm`], [`tcp`]: within the process, within the host, anywhere. [`choice`]: which of them a pair uses.
-//! - [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
+//! - `reception`: how a source takes connections. [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
 
 pub mod checksum;
 pub mod choice;
 pub mod fault;
 pub mod local;
 pub mod memory;
+mod reception;
 pub mod shm;
 pub mod tcp;
 

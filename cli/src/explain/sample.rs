@@ -23,6 +23,13 @@ fn candidate(prefill: Option<&str>, decode: &str, prefill_ms: f64, cost: f64) ->
     })
 }
 
+/// [`record`] of another run, as its line in a file.
+pub(crate) fn line(run: &str) -> String {
+    let mut record = record();
+    record.run = baton_protocol::ids::RunId(run.to_owned());
+    serde_json::to_string(&record).unwrap()
+}
+
 /// A remote run that went well.
 pub(crate) fn record() -> DecisionRecord {
     let state = |state: &str, at: &str, worker: Option<&str>| json!({"state": state, "at": at, "attempt": 1, "worker": worker, "inferred": state == "streaming"});

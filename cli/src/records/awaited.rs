@@ -109,13 +109,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::explain::sample;
-
-    fn line(run: &str) -> String {
-        let mut record = sample::record();
-        record.run = baton_protocol::ids::RunId(run.to_owned());
-        serde_json::to_string(&record).unwrap()
-    }
+    use crate::explain::sample::line;
 
     fn append(file: &Path, text: &str) {
         let mut file = File::options()

@@ -22,7 +22,8 @@ use baton_protocol::wire::{
 use baton_router::run::{Dispatch, Mode, RunEvent};
 use tonic::Streaming;
 
-use double::{ARTIFACT, Answers, Double, Seen};
+use double::{ARTIFACT, Double, Seen};
+use obedient::compute;
 use router::{PROMPT, Router, outcome, until};
 
 fn policy() -> Policy {
@@ -50,16 +51,6 @@ fn finished() -> Event {
         reason: wire::FinishReason::Length.into(),
         ..wire::Finished::default()
     })
-}
-
-/// What a worker reports that computes the prompt itself.
-async fn compute(answers: &Answers) {
-    answers
-        .send(Event::PrefillStarted(wire::Started::default()))
-        .await;
-    answers
-        .send(Event::PrefillCompleted(wire::PrefillDone::default()))
-        .await;
 }
 
 async fn start(requests: &mut Streaming<wire::DecodeRequest>) -> wire::DecodeStart {

@@ -4,23 +4,17 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use baton_system::network::ACCEPT_PAUSE;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
 
 use super::ShmOptions;
 use super::connection::{Connection, malformed};
 use crate::kv::lease::Next;
 use crate::kv::lease::one_sided::OneSidedRead;
-use crate::transport::BlockSource;
 use crate::transport::tcp::frame::{Frame, Open, Why};
-
-/// Refusals that wait for their reader to take them: as many as a burst of readers; beyond it a connection is just closed.
-const REFUSALS: usize = 64;
+use crate::transport::{BlockSource, reception};
 
 pub(super) async fn serve(
     listener: UnixListener,
@@ -28,58 +22,15 @@ pub(super) async fn serve(
     options: ShmOptions,
     stop: CancellationToken,
 ) {
-    let readers = Arc::new(Semaphore::new(options.readers));
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
-    // Dropped with this future, which ends them all.
-    let mut connections = JoinSet::new();
-    loop {
-        let stream = tokio::select! {
-            () = stop.cancelled() => break,
-            Some(ended) = connections.join_next() => {
-                if let Err(error) = ended {
-                    warn!(%error, "a transfer connection ended by a bug");
-                }
-                continue;
-            }
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!(%error, "accepting a transfer connection failed");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
-        };
-        let stop = stop.clone();
-        if let Ok(permit) = Arc::clone(&readers).try_acquire_owned() {
-            let source = Arc::clone(&source);
-            connections.spawn(async move {
-                let ended = tokio::select! {
-                    () = stop.cancelled() => Ok(()),
-                    ended = connection(stream, &*source, options) => ended,
-                };
-                if let Err(error) = ended {
-                    debug!(%error, "a transfer connection ended early");
-                }
-                drop(permit);
-            });
-        } else if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
-            warn!(
-                readers = options.readers,
-                "too many transfer connections, one refused"
-            );
-            connections.spawn(async move {
-                let mut connection = Connection::new(stream);
-                // A reader that has gone need not be told.
-                let _ = tokio::select! {
-                    () = stop.cancelled() => Ok(()),
-                    told = turn_away(&mut connection, Why::Busy, options) => told,
-                };
-                drop(permit);
-            });
-        }
-    }
-    while connections.join_next().await.is_some() {}
+    let serve = |stream| {
+        let source = Arc::clone(&source);
+        async move { connection(stream, &*source, options).await }
+    };
+    let refuse = |stream| async move {
+        // A reader that has gone need not be told.
+        let _ = turn_away(&mut Connection::new(stream), Why::Busy, options).await;
+    };
+    reception::serve(listener, options.readers, stop, serve, refuse).await;
 }
 
 /// Says why, and waits for the reader to close: what it has not read of a closed socket's words is lost when it has written.

@@ -1,20 +1,18 @@
-//! The serving side of the TCP transport: bounded readers, every connection a task of one set that ends with it.
+//! The serving side of the TCP transport: a reader's connection from its first frame to its last.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_system::network::{ACCEPT_PAUSE, Listener, Stream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use baton_system::network::{Listener, Stream};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
 
 use super::TcpOptions;
 use super::frame::{Frame, Open, PREAMBLE, Why};
 use crate::kv::lease::{ManifestEntry, Next};
-use crate::transport::BlockSource;
+use crate::transport::{BlockSource, reception};
 
 pub(super) async fn serve(
     listener: Listener,
@@ -22,59 +20,13 @@ pub(super) async fn serve(
     options: TcpOptions,
     stop: CancellationToken,
 ) {
-    let readers = Arc::new(Semaphore::new(options.readers));
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
-    // Dropped with this future, which ends them all.
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => break,
-            Some(ended) = connections.join_next() => {
-                if let Err(error) = ended {
-                    warn!(%error, "a transfer connection ended by a bug");
-                }
-            }
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    let stop = stop.clone();
-                    let Ok(permit) = Arc::clone(&readers).try_acquire_owned() else {
-                        warn!(%peer, readers = options.readers, "too many transfer connections, one refused");
-                        // Beyond as many as these at once it is just closed.
-                        if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
-                            connections.spawn(async move {
-                                tokio::select! {
-                                    () = stop.cancelled() => {}
-                                    () = refuse(stream, options) => {}
-                                }
-                                drop(permit);
-                            });
-                        }
-                        continue;
-                    };
-                    let source = Arc::clone(&source);
-                    connections.spawn(async move {
-                        let ended = tokio::select! {
-                            () = stop.cancelled() => Ok(()),
-                            ended = connection(stream, &*source, options) => ended,
-                        };
-                        if let Err(error) = ended {
-                            debug!(%peer, %error, "a transfer connection ended early");
-                        }
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    warn!(%error, "accepting a transfer connection failed");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    while connections.join_next().await.is_some() {}
+    let serve = |stream| {
+        let source = Arc::clone(&source);
+        async move { connection(stream, &*source, options).await }
+    };
+    let refuse = |stream| refuse(stream, options);
+    reception::serve(listener, options.readers, stop, serve, refuse).await;
 }
-
-/// Refusals that wait for their reader to take them: as many as a burst of readers.
-const REFUSALS: usize = 64;
 
 /// Tells a reader that it is one too many, and waits until it has heard: closing on what it has sent would take the answer back.
 async fn refuse(stream: Stream, options: TcpOptions) {
