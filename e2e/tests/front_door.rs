@@ -14,8 +14,8 @@ use baton_e2e::{scenario, skipped, wait};
 use futures::{StreamExt, stream};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 const IDLE: u64 = 10_000;
 const SLOW: u64 = 2_000;
@@ -101,6 +101,16 @@ fn silent_and_slow_clients_keep_nobody_out_and_take_little_memory() {
             .filter(|stream| stream.is_ok())
             .count() as u64;
         ensure!(open == IDLE + SLOW, "{open} connections were taken");
+        // The kernel takes a connection for a router that closes it at once: all are held by the router itself.
+        wait::until("the router holds them all", SOON, async || {
+            let held = std::fs::read_dir(format!("/proc/{}/fd", router.id()))
+                .map_err(|error| error.to_string())?
+                .count() as u64;
+            (held >= IDLE + SLOW)
+                .then_some(())
+                .ok_or(format!("{held} descriptors"))
+        })
+        .await?;
 
         for _ in 0..20 {
             is_served(&router.api).await?;
@@ -227,35 +237,6 @@ async fn nothing_is_left(fleet: &Fleet, admin: &Client, id: &str) -> Result<()> 
         record.0["outcome"]
     );
     Ok(())
-}
-
-#[test]
-fn a_reader_that_stops_is_given_up_and_its_memory_freed() {
-    scenario(async {
-        let fleet = Fleet::of(&Manifest::tiny()).await?;
-        let router = LoneRouter::with(&fleet, &[], &["--write-timeout-seconds", "1"]).await?;
-        // A network that holds little, and an answer of megabytes.
-        let socket = TcpSocket::new_v4()?;
-        socket.set_recv_buffer_size(8192)?;
-        let mut client = socket.connect(router.api.address()).await?;
-        let body = json!({"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": true, "stream": true,
-            "logprobs": 20});
-        let ask = request(&body, "stopped", "Aggregated");
-        client.write_all(ask.as_bytes()).await?;
-        let mut piece = [0; 1024];
-        ensure!(client.read(&mut piece).await? > 0, "it begins");
-        // Open all the time, and silent.
-        nothing_is_left(&fleet, &router.admin, "stopped").await?;
-        let mut rest = Vec::new();
-        let _ = client.read_to_end(&mut rest).await;
-        ensure!(
-            !String::from_utf8_lossy(&rest).contains("[DONE]"),
-            "it was cut off"
-        );
-        is_served(&router.api).await?;
-        drop(router);
-        fleet.end().await
-    });
 }
 
 #[test]

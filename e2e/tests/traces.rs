@@ -8,7 +8,7 @@ use baton_e2e::fleet::Fleet;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
 use baton_e2e::record::Record;
-use baton_e2e::scenario;
+use baton_e2e::{scenario, wait};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -366,11 +366,15 @@ fn a_collector_that_is_gone_holds_no_request_up() {
         for salt in 0..20 {
             ask("Disaggregated", salt, 2).send(&fleet.api).await?;
         }
-        let metrics = fleet.metrics().await?;
-        ensure!(
-            metrics.count("baton_spans_total", &[("outcome", "exported")]) == 0.0,
-            "a collector that is gone took spans"
-        );
+        wait::until("the spans that were lost are counted", SOON, async || {
+            let metrics = fleet.metrics().await.map_err(|error| error.to_string())?;
+            let spans = |outcome| metrics.count("baton_spans_total", &[("outcome", outcome)]);
+            let lost = spans("failed") + spans("dropped");
+            (lost > 0.0 && spans("exported") == 0.0)
+                .then_some(())
+                .ok_or(format!("{lost} lost, {} exported", spans("exported")))
+        })
+        .await?;
         let logs = fleet.state().join("logs");
         let mut said = 0;
         for entry in std::fs::read_dir(logs)? {

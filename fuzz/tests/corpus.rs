@@ -33,7 +33,9 @@ fn every_kept_input_holds_what_its_target_says() -> Result<(), Box<dyn Error>> {
 #[test]
 fn every_seed_holds_what_its_target_says() {
     for target in &TARGETS {
-        for (name, input) in (target.seeds)() {
+        let seeds = (target.seeds)();
+        assert!(!seeds.is_empty(), "no seeds for {}", target.name);
+        for (name, input) in seeds {
             passes(target, &name, &input).unwrap();
         }
     }
@@ -42,7 +44,9 @@ fn every_seed_holds_what_its_target_says() {
 #[test]
 fn every_beginning_of_a_seed_does_too() {
     for target in &TARGETS {
-        for (name, input) in (target.seeds)() {
+        let seeds = (target.seeds)();
+        assert!(!seeds.is_empty(), "no seeds for {}", target.name);
+        for (name, input) in seeds {
             // Each length of short ones; of long ones as many, spread over them.
             let step = input.len().div_ceil(400).max(1);
             for length in (0..input.len()).step_by(step) {

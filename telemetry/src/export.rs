@@ -125,15 +125,7 @@ impl Exporter {
     }
 
     async fn send_all(&mut self, stop: &CancellationToken) {
-        while !stop.is_cancelled() {
-            let batch = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                batch = next_batch(&mut self.spans, self.batching, stop) => batch,
-            };
-            let Some(batch) = batch else {
-                break;
-            };
+        while let Some(batch) = next_batch(&mut self.spans, self.batching, stop).await {
             self.send(batch, stop).await;
         }
         self.spans.close();
@@ -199,13 +191,18 @@ impl Exporter {
     }
 }
 
-/// Spans to send next; `None` when no more can come. Cancelled by `stop` it has what came until then.
+/// Spans to send next; `None` when no more can come, or after `stop`. Stopped while it collects it gives what it has taken.
 async fn next_batch(
     spans: &mut mpsc::Receiver<Span>,
     batching: Batching,
     stop: &CancellationToken,
 ) -> Option<Vec<Span>> {
-    let mut batch = vec![spans.recv().await?];
+    let first = tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        first = spans.recv() => first,
+    };
+    let mut batch = vec![first?];
     let until = Instant::now() + batching.delay;
     while batch.len() < batching.batch {
         tokio::select! {

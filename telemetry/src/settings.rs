@@ -79,7 +79,9 @@ pub enum SettingsError {
     Scheme { variable: String, value: String },
     #[error("{variable}={value}: use grpc or http/protobuf")]
     Protocol { variable: String, value: String },
-    #[error("{variable}: entry {entry} is no name=value")]
+    #[error(
+        "{variable}: entry {entry} is no name=value: separate entries by commas and percent-encode their values"
+    )]
     Header { variable: String, entry: usize },
 }
 
@@ -271,7 +273,7 @@ fn resource(
             }
             None => {
                 warnings.push(format!(
-                    "OTEL_RESOURCE_ATTRIBUTES: {entry} is no name=value"
+                    "OTEL_RESOURCE_ATTRIBUTES: {entry} is no name=value: separate entries by commas and percent-encode their values"
                 ));
                 None
             }
@@ -284,11 +286,13 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let [first, after @ ..] = rest {
+        // Two digits and no sign, which `from_str_radix` would take.
         let pair = after
             .get(..2)
+            .filter(|pair| *first == b'%' && pair.iter().all(u8::is_ascii_hexdigit))
             .and_then(|pair| std::str::from_utf8(pair).ok());
         match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(byte) if *first == b'%' => {
+            Some(byte) => {
                 decoded.push(byte);
                 rest = &after[2..];
             }

@@ -288,6 +288,7 @@ impl FleetBuilder {
                 compatible[row][column] = true;
             }
         }
+        self.links.uniform = self.links.find_uniform();
         Ok(Fleet {
             version: self.version,
             routers: self.routers,

@@ -37,6 +37,8 @@ pub(crate) struct Links {
     pub(super) levels: usize,
     /// Least `alpha + synchronization` of those in `exact`.
     pub(super) least_exact: f64,
+    /// Found once, when the fleet is built.
+    pub(super) uniform: bool,
     /// The level called [`HOST_LEVEL`].
     pub(super) host_level: Option<usize>,
 }
@@ -87,6 +89,11 @@ impl Links {
     /// Whether the way between two domains follows from their nearest common level, but for coefficients and promised bytes of
     /// their own: domains nest, no breaker is open, and no pair has a transport that its level does not have.
     pub(crate) fn is_uniform(&self) -> bool {
+        self.uniform
+    }
+
+    /// Whether [`Self::is_uniform`], from everything else.
+    pub(super) fn find_uniform(&self) -> bool {
         let open = |state: &BreakerState| *state == BreakerState::Open;
         let complete = || {
             (0..self.transport_names.len() as u32).all(|transport| {

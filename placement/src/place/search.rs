@@ -55,13 +55,14 @@ pub(super) fn candidates(
     if gathered.facts.stays_whole() {
         return found;
     }
-    let passages = Passages::new(fleet, policy, rules, gathered);
+    let preference = fleet.links.preference(&policy.transports);
+    let passages = Passages::new(fleet, policy, rules, gathered, &preference);
     let (pairs, filtered) = (passages.pairs, passages.filtered.clone());
     let search = Search {
         fleet,
         rules,
         gathered,
-        preference: fleet.links.preference(&policy.transports),
+        preference,
         passages,
     };
     let locals = found.len();

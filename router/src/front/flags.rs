@@ -14,8 +14,8 @@ use super::{FrontConfig, descriptors, keys, tls};
 #[derive(Clone, Debug, Args)]
 pub struct FrontFlags {
     /// Largest request body, bytes; a larger one gets 413.
-    #[arg(long, env = "BATON_MAX_BODY_BYTES", default_value_t = FrontConfig::default().max_body_bytes)]
-    pub max_body_bytes: usize,
+    #[arg(long, env = "BATON_MAX_BODY_BYTES", default_value_t = FrontConfig::default().max_body_bytes as u64, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub max_body_bytes: u64,
 
     /// A request body must arrive within this, or gets 408.
     #[arg(long, env = "BATON_BODY_TIMEOUT_SECONDS", default_value_t = FrontConfig::default().body_timeout.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
@@ -62,7 +62,7 @@ impl FrontFlags {
     /// The front's limits. `drain_timeout` is the whole process's.
     pub fn config(&self, drain_timeout: Duration) -> FrontConfig {
         FrontConfig {
-            max_body_bytes: self.max_body_bytes,
+            max_body_bytes: count(self.max_body_bytes),
             body_timeout: Duration::from_secs(self.body_timeout_seconds),
             head_timeout: Duration::from_secs(self.idle_timeout_seconds),
             write_timeout: Duration::from_secs(self.write_timeout_seconds),

@@ -94,7 +94,7 @@ async fn begin(
     let received = Instant::now();
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Client>().map(|Client(key)| key);
-    let using = key.map(|key| key.usage.begin(received)).transpose()?;
+    let using = key.map(|key| key.begin(received)).transpose()?;
     let mode = mode(&head.headers)?;
     let body = body::read(&head.headers, body, &front.config, &front.memory).await?;
     let reading::Request {

@@ -17,7 +17,8 @@ use serde::Deserialize;
 
 use super::followed::{Followed, Unusable};
 use crate::openai::error::ApiError;
-use usage::Usage;
+use tokio::time::Instant;
+use usage::{Limits, Usage, Using};
 
 /// Each request looks at every key: at most this many, some 100 µs.
 const MAX_KEYS: usize = 10_000;
@@ -49,7 +50,8 @@ pub struct ApiKey {
     digest: Digest,
     tenant: String,
     most_urgent_priority: Option<i32>,
-    pub usage: Arc<Usage>,
+    limits: Limits,
+    usage: Arc<Usage>,
 }
 
 /// A SHA-256. As a [`blake3::Hash`], because that compares in constant time; nothing is hashed by BLAKE3.
@@ -175,14 +177,25 @@ impl ApiKey {
             }
         }
         let usage = old.map_or_else(Arc::default, |old| old.usage.clone());
-        usage.limit(entry.max_in_flight, entry.requests_per_minute);
         Ok(Self {
             tenant: entry.cache_salt.unwrap_or_else(|| name.clone()),
             digest,
             most_urgent_priority: entry.most_urgent_priority,
+            limits: Limits {
+                max_in_flight: entry.max_in_flight,
+                requests_per_minute: entry.requests_per_minute,
+            },
             usage,
             name,
         })
+    }
+
+    /// A request of the key begins.
+    ///
+    /// # Errors
+    /// 429, with the time after which another one may begin.
+    pub fn begin(&self, now: Instant) -> Result<Using, ApiError> {
+        self.usage.begin(self.limits, now)
     }
 
     /// The salt of a request: that of the client within that of its tenant. Both are hashed with their lengths, so that no client
@@ -319,12 +332,26 @@ mod tests {
     #[test]
     fn a_changed_file_keeps_what_a_key_has_used() {
         let before = keys(&entry(r#", "maxInFlight": 1"#)).unwrap();
-        let now = tokio::time::Instant::now();
-        let place = before.keys[0].usage.begin(now).unwrap();
+        let now = Instant::now();
+        let place = before.keys[0].begin(now).unwrap();
         let after = ApiKeys::parse(entry(r#", "maxInFlight": 1"#).as_bytes(), Some(&before));
         let after = after.unwrap();
-        assert!(after.keys[0].usage.begin(now).is_err());
+        assert!(after.keys[0].begin(now).is_err());
         drop(place);
-        assert!(after.keys[0].usage.begin(now).is_ok());
+        assert!(after.keys[0].begin(now).is_ok());
+    }
+
+    #[test]
+    fn a_refused_file_changes_no_limit_of_a_key_before_its_fault() {
+        let before = keys(&entry(r#", "maxInFlight": 1"#)).unwrap();
+        let good = &entry("");
+        let refused = format!(
+            r#"{}, {{"name": "", "hash": ""}}]"#,
+            &good[..good.len() - 1]
+        );
+        assert!(ApiKeys::parse(refused.as_bytes(), Some(&before)).is_err());
+        let now = Instant::now();
+        let _place = before.keys[0].begin(now).unwrap();
+        assert!(before.keys[0].begin(now).is_err(), "its limit has gone");
     }
 }

@@ -117,9 +117,14 @@ async fn what_waits_at_the_end_is_sent() {
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4"),
     ];
     let exporting = Exporting::begin(collector.address, "grpc", &variables);
-    exporting.tracer.put((0..10).map(span));
+    exporting.tracer.put((0..6).map(span));
+    // A whole batch is sent; two spans are taken already when the end comes.
+    let mut all = numbers(&next(&mut collector).await);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    exporting.tracer.put((6..10).map(span));
     let counts = exporting.end().await;
-    let mut all = Vec::new();
     while all.len() < 10 {
         let got = numbers(&next(&mut collector).await);
         assert!(got.len() <= 4, "{got:?} in one batch");

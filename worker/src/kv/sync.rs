@@ -48,7 +48,13 @@ pub(crate) mod checker {
     ///
     /// A model whose threads panic themselves leaves the others behind with what they hold: it collects what it finds and panics
     /// when they have been joined.
-    pub(crate) fn holds(orders: usize, model: impl Fn() + Send + Sync + 'static) -> bool {
+    ///
+    /// # Errors
+    /// What the model panicked with.
+    pub(crate) fn holds(
+        orders: usize,
+        model: impl Fn() + Send + Sync + 'static,
+    ) -> Result<(), String> {
         let mut config = Config::new();
         config.stack_size = 1 << 18;
         config.failure_persistence = FailurePersistence::None;
@@ -56,6 +62,10 @@ pub(crate) mod checker {
         ON.set(true);
         let run = catch_unwind(AssertUnwindSafe(|| runner.run(model)));
         ON.set(false);
-        run.is_ok()
+        run.map(|_| ())
+            .map_err(|panic| match panic.downcast::<String>() {
+                Ok(text) => *text,
+                Err(other) => format!("{:?}", other.downcast_ref::<&str>()),
+            })
     }
 }

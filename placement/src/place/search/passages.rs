@@ -71,7 +71,13 @@ struct Side {
 }
 
 impl Passages {
-    pub(super) fn new(fleet: &Fleet, policy: &Policy, rules: &Rules, gathered: &Gathered) -> Self {
+    pub(super) fn new(
+        fleet: &Fleet,
+        policy: &Policy,
+        rules: &Rules,
+        gathered: &Gathered,
+        preference: &[u32],
+    ) -> Self {
         let prefills: Vec<(WorkerIndex, f64)> = gathered
             .prefills
             .iter()
@@ -95,7 +101,7 @@ impl Passages {
             fleet,
             rules,
             levels: levels(fleet, policy),
-            preference: fleet.links.preference(&policy.transports),
+            preference,
             twins: twins(fleet, &prefills, &decodes),
             sources: &sources,
             targets: &targets,
@@ -274,7 +280,7 @@ struct Finder<'a> {
     fleet: &'a Fleet,
     rules: &'a Rules,
     levels: Vec<LevelRule>,
-    preference: Vec<u32>,
+    preference: &'a [u32],
     twins: Vec<Option<usize>>,
     sources: &'a Side,
     targets: &'a Side,
@@ -296,7 +302,7 @@ impl Finder<'_> {
                 let routes: Vec<_> = (0..=outermost)
                     .map(|level| {
                         let (source, target) = (kinds.0.transports, kinds.1.transports);
-                        links.route_at(level, source, target, &self.preference)
+                        links.route_at(level, source, target, self.preference)
                     })
                     .collect();
                 self.descend(source, target, outermost, &routes);
@@ -334,7 +340,7 @@ impl Finder<'_> {
                 let route = self.fleet.links.route(
                     (from.place, from.kind.transports),
                     (to.place, to.kind.transports),
-                    &self.preference,
+                    self.preference,
                 );
                 self.pair(source, target, from.place == to.place, route);
             }

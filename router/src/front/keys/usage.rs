@@ -10,14 +10,19 @@ use crate::openai::error::ApiError;
 /// Seconds of its rate that a key may use at once, after a pause.
 const BURST_SECONDS: f64 = 10.0;
 
+/// What a key may use; nothing: no limit. Of the file in force, while what was used outlives files.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Limits {
+    pub(super) max_in_flight: Option<u32>,
+    pub(super) requests_per_minute: Option<u32>,
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Usage(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    max_in_flight: Option<u32>,
-    requests_per_minute: Option<u32>,
     in_flight: u32,
     /// Requests that may begin at once; fractions grow with time. `None` before the first.
     bucket: Option<(f64, Instant)>,
@@ -28,20 +33,13 @@ struct State {
 pub struct Using(Arc<Usage>);
 
 impl Usage {
-    /// What holds from now on.
-    pub(super) fn limit(&self, max_in_flight: Option<u32>, requests_per_minute: Option<u32>) {
-        let mut state = self.0.lock();
-        state.max_in_flight = max_in_flight;
-        state.requests_per_minute = requests_per_minute;
-    }
-
     /// A request begins.
     ///
     /// # Errors
     /// 429, with the time after which another one may begin.
-    pub fn begin(self: &Arc<Self>, now: Instant) -> Result<Using, ApiError> {
+    pub(super) fn begin(self: &Arc<Self>, limits: Limits, now: Instant) -> Result<Using, ApiError> {
         let mut state = self.0.lock();
-        if let Some(most) = state.max_in_flight.filter(|&most| state.in_flight >= most) {
+        if let Some(most) = limits.max_in_flight.filter(|&most| state.in_flight >= most) {
             return Err(ApiError::rate_limited(
                 format!(
                     "{most} requests of this API key are in flight, which is its limit: try again when one has ended"
@@ -49,7 +47,7 @@ impl Usage {
                 1,
             ));
         }
-        if let Some(rate) = state.requests_per_minute {
+        if let Some(rate) = limits.requests_per_minute {
             let wait = state.draw(rate, now);
             if let Err(seconds) = wait {
                 return Err(ApiError::rate_limited(
@@ -98,23 +96,26 @@ mod tests {
     #[test]
     fn a_rate_allows_a_burst_and_then_says_when_the_next_may_come() {
         let usage = Arc::new(Usage::default());
+        let rate = |requests| Limits {
+            requests_per_minute: Some(requests),
+            ..Limits::default()
+        };
         // One in ten seconds.
-        usage.limit(None, Some(6));
+        let slow = rate(6);
         let began = Instant::now();
         let after = |seconds: u64| began + Duration::from_secs(seconds);
-        usage.begin(after(0)).unwrap();
-        let error = usage.begin(after(1)).unwrap_err();
+        usage.begin(slow, after(0)).unwrap();
+        let error = usage.begin(slow, after(1)).unwrap_err();
         assert_eq!((error.status, error.retry_after_seconds), (429, Some(9)));
         assert_eq!(error.code.as_deref(), Some("rate_limit_exceeded"));
         // What was refused costs nothing, and waiting for as long as was said is enough.
-        usage.begin(after(10)).unwrap();
-        assert!(usage.begin(after(11)).is_err());
+        usage.begin(slow, after(10)).unwrap();
+        assert!(usage.begin(slow, after(11)).is_err());
         // A pause saves no more than a burst.
-        usage.begin(after(1000)).unwrap();
-        assert!(usage.begin(after(1000)).is_err());
-        usage.limit(None, Some(60));
+        usage.begin(slow, after(1000)).unwrap();
+        assert!(usage.begin(slow, after(1000)).is_err());
         let begun = (0..100)
-            .filter(|_| usage.begin(after(2000)).is_ok())
+            .filter(|_| usage.begin(rate(60), after(2000)).is_ok())
             .count();
         assert_eq!(begun, 10);
     }
@@ -122,13 +123,16 @@ mod tests {
     #[test]
     fn requests_at_a_time_are_counted_until_they_end() {
         let usage = Arc::new(Usage::default());
-        usage.limit(Some(2), None);
+        let two = Limits {
+            max_in_flight: Some(2),
+            ..Limits::default()
+        };
         let now = Instant::now();
-        let first = usage.begin(now).unwrap();
-        let _second = usage.begin(now).unwrap();
-        let error = usage.begin(now).unwrap_err();
+        let first = usage.begin(two, now).unwrap();
+        let _second = usage.begin(two, now).unwrap();
+        let error = usage.begin(two, now).unwrap_err();
         assert_eq!((error.status, error.kind()), (429, "rate_limit_error"));
         drop(first);
-        usage.begin(now).unwrap();
+        usage.begin(two, now).unwrap();
     }
 }
