@@ -1,0 +1,1 @@
+//! Reconciles the three resources of Baton into what a cluster runs.
