@@ -5,6 +5,8 @@
 //! |---|---|
 //! | [`pool`] | `PoolSpec`: the one spec of both pool kinds |
 //! | [`policy`] | `RoutePolicySpec` |
+//! | [`status`] | what a cluster says about them |
+//! | [`labels`] | names of labels, annotations and conditions |
 //! | [`source`] | where a model comes from: exactly one of the sources, and the schemes of `uri` |
 //! | [`resources`] | what a set of files says, and [`read_documents`] / [`read_fleet`] that read it |
 //! | `schema` | which fields there are, what each may hold, and who can honour it |
@@ -17,6 +19,7 @@
 //! policy types of `placement` (the edges that know both turn one into the other).
 
 mod check;
+pub mod labels;
 mod nearest;
 mod node;
 pub mod policy;
@@ -27,12 +30,14 @@ pub mod resources;
 mod rules;
 mod schema;
 pub mod source;
+pub mod status;
 
 pub use policy::RoutePolicySpec;
 pub use pool::PoolSpec;
 pub use problem::Problem;
 pub use resources::{Pool, PoolRole, Resources, RoutePolicy, read_documents, read_fleet};
 pub use source::ModelLocation;
+pub use status::{Condition, PoolStatus, RoutePolicyStatus};
 
 /// API group of all three kinds.
 pub const GROUP: &str = "serving.baton.dev";

@@ -1,11 +1,18 @@
 //! `PoolSpec`, the one spec of `PrefillPool` and `DecodePool`: replicas of one model on one engine.
 //!
-//! Integers are signed, as Kubernetes' schemas want them; the reader lets no negative one through. Fields that only a
-//! cluster can honour are known to the schema and are not held here.
+//! Integers are signed, as Kubernetes' schemas want them; the reader lets no negative one through. What only a cluster can
+//! honour is in `pool::cluster`.
+
+mod cluster;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use cluster::{
+    Accelerator, DEFAULT_ACCELERATOR, Disruption, EnvironmentVariable, Rdma, ResourceRequirements,
+    Rollout, Template, TemplateMetadata,
+};
 
 use crate::source::{ModelLocation, SourceError};
 
@@ -20,10 +27,18 @@ pub struct PoolSpec {
     pub engine: Engine,
     #[serde(default)]
     pub parallelism: Parallelism,
+    #[serde(default, skip_serializing_if = "Accelerator::is_empty")]
+    pub accelerator: Accelerator,
     #[serde(default)]
     pub kv_pool: KvPool,
     #[serde(default)]
     pub topology: Topology,
+    #[serde(default, skip_serializing_if = "Rollout::is_default")]
+    pub rollout: Rollout,
+    #[serde(default, skip_serializing_if = "Disruption::is_empty")]
+    pub disruption: Disruption,
+    #[serde(default, skip_serializing_if = "Template::is_empty")]
+    pub template: Template,
 }
 
 /// Which model, and where its weights are.
@@ -74,6 +89,15 @@ impl ModelSource {
 pub struct Engine {
     #[serde(rename = "type")]
     pub engine_type: EngineType,
+    /// Of the worker's container. Default: the operator's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// After Baton's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    /// After Baton's own, whose names (`BATON_…`) are not free.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvironmentVariable>,
     /// Of weights and activations.
     #[serde(default)]
     pub dtype: Dtype,
@@ -229,7 +253,14 @@ pub enum Transport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Topology {
+    /// Levels over whose domains the pods are spread evenly.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<String>,
+    /// Levels at which all pods have to be in one domain.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub require_same: Vec<String>,
     /// Level (`host`, `rack`) → this pool's domain at it. Only where there is no node to read it from.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub domain: BTreeMap<String, String>,
 }
 
