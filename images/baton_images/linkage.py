@@ -9,10 +9,16 @@ import tempfile
 from .failure import ImageError
 
 
+def cannot() -> str | None:
+    """Why no image can be made on this machine, or nothing."""
+    for program, why in (("dpkg", "licences are read from Debian's packages"), ("ldd", "install libc-bin"), ("strip", "install binutils")):
+        if shutil.which(program) is None:
+            return f"{program} is missing: {why}"
+    return None
+
+
 def stripped(binary: pathlib.Path) -> bytes:
     """The binary without symbols and debug information; the file itself stays as it is."""
-    if shutil.which("strip") is None:
-        raise ImageError("strip is missing: install binutils")
     with tempfile.TemporaryDirectory() as scratch:
         copy = pathlib.Path(scratch) / binary.name
         _run(["strip", "--strip-all", "-o", str(copy), str(binary)])
@@ -47,7 +53,7 @@ def licences(files: list[pathlib.Path]) -> dict[str, bytes]:
                 packages.add(said.stdout.partition(":")[0])
                 break
         else:
-            raise ImageError(f"{file} is from no Debian package, so its licence is not known: build images on Debian or Ubuntu")
+            raise ImageError(f"{file} is from no Debian package, so its licence is not known")
     kept = {}
     for package in sorted(packages):
         path = pathlib.Path("/usr/share/doc") / package / "copyright"

@@ -27,13 +27,15 @@ def names() -> list[str]:
 
 def image(name: str, tag: str, binaries: pathlib.Path, wheels: pathlib.Path) -> Image:
     """The image of that name; `worker-smollm2` is the worker's with the quickstart's model in it."""
+    if reason := linkage.cannot():
+        raise ImageError(reason)
     part = name.partition("-")[0]
     binary = binaries / f"baton-{part}"
     if not binary.is_file():
         raise ImageError(f"{binary} is not there: run `make build` first, or name the folder with --binaries")
     made = Image(
         name=f"localhost/baton-{name}:{tag}",
-        architecture=_architecture(),
+        architecture=architecture(),
         entrypoint=[f"/usr/local/bin/{binary.name}"],
         user=f"{USER}:{USER}",
         environment={"PATH": "/usr/local/bin"},
@@ -95,7 +97,7 @@ def _version() -> str:
     return found.group(1)
 
 
-def _architecture() -> str:
+def architecture() -> str:
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise ImageError(f"images are made on {', '.join(ARCHITECTURES)}, and this machine is {machine}")

@@ -1,0 +1,115 @@
+"""The program `cluster`: what it can be asked for. Results go to standard output, what is going on to standard error."""
+
+import argparse
+import pathlib
+import shlex
+import sys
+
+from . import cluster, control_plane, deployment, guard, inside, machine, network, node, programs, relay
+from .failure import ClusterError
+from .layout import DEFAULT, Layout
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    try:
+        return asked.run(asked) or 0
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+
+
+def _tell(line: str) -> None:
+    print(f"cluster: {line}", file=sys.stderr, flush=True)
+
+
+def _build(asked) -> None:
+    if asked.where_possible and (reason := machine.cannot(nodes=False)):
+        _tell(f"nothing is built: {reason}")
+        return
+    print(programs.find(("etcd", "kube-apiserver", "kubectl"), _tell).folder)
+    for name in asked.tools:
+        print(programs.tool(name, _tell))
+
+
+def _can(asked) -> int:
+    if reason := machine.cannot(asked.what == "nodes"):
+        print(reason)
+        return 1
+    return 0
+
+
+def _up(asked) -> None:
+    layout = Layout(asked.directory)
+    cluster.up(layout, asked.nodes, asked.gpus, asked.owner, _tell)
+    print(layout.kubeconfig)
+
+
+def _down(asked) -> None:
+    layout = Layout(asked.directory)
+    _tell(f"ended; logs are in {layout.logs}" if cluster.down(layout) else f"there is no cluster in {layout.folder}")
+
+
+def _env(asked) -> None:
+    for name, value in cluster.environment(Layout(asked.directory)).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run, about: str | None, folder: bool = True) -> argparse.ArgumentParser:
+        # Without `about` it is for the program itself and not listed.
+        made = commands.add_parser(name, help=about) if about else commands.add_parser(name)
+        made.set_defaults(run=run)
+        if folder:
+            made.add_argument("--directory", type=pathlib.Path, default=DEFAULT, help="where the cluster keeps its state")
+        return made
+
+    build = command("build", _build, "builds the cluster's programs into the cache and prints their folder", folder=False)
+    build.add_argument("tools", nargs="*", choices=[[], *programs.TOOLS], help="also helm, kwok")
+    build.add_argument("--where-possible", action="store_true", help="say why and succeed on a machine that cannot")
+    can = command("can", _can, "exit status 1 and why, where this machine cannot have a cluster", folder=False)
+    can.add_argument("what", nargs="?", choices=["control-plane", "nodes"], default="control-plane")
+    up = command("up", _up, "starts a cluster and prints its kubeconfig")
+    up.add_argument("--nodes", type=int, default=0, help="0: a control plane alone, which needs no root")
+    up.add_argument("--gpus", type=int, default=8, help="of each node, as nvidia.com/gpu in its status; no device is behind them")
+    up.add_argument("--owner", type=int, metavar="PROCESS", help="end the cluster when this process has ended")
+    command("down", _down, "ends the cluster and all that it started")
+    command("env", _env, "lines to eval: KUBECONFIG, PATH, and where exposed Services are reached")
+    load = command("load", lambda asked: node.load(Layout(asked.directory), asked.image, _tell), "imports images into every node")
+    load.add_argument("image", nargs="+", type=pathlib.Path, metavar="TAR")
+    for name, run, about in (
+        ("node-down", lambda asked: cluster.node_down(Layout(asked.directory), asked.node), "loss of power: kills all on a node"),
+        ("node-up", lambda asked: cluster.node_up(Layout(asked.directory), asked.node), "starts the node again and waits for it"),
+        ("node-cut", lambda asked: network.cut(Layout(asked.directory), asked.node), "takes a node off the network; all on it goes on"),
+        ("node-join", lambda asked: network.join(Layout(asked.directory), asked.node), "puts it back"),
+    ):
+        command(name, run, about).add_argument("node", type=int, metavar="NUMBER")
+    command("restart-api-server", lambda asked: control_plane.restart_api_server(Layout(asked.directory)), "kills and starts it")
+    expose = command("expose", _expose, "makes a Service's port reachable from this machine and prints its URL")
+    expose.add_argument("variable", help="its name in `env`")
+    expose.add_argument("service", metavar="NAMESPACE/SERVICE")
+    expose.add_argument("port", help="by name or number")
+    deploy = command("deploy", _deploy, "installs Baton's charts, applies a manifest, and asks it a question")
+    deploy.add_argument("manifest", type=pathlib.Path)
+
+    for name, run in (("_enter", inside.enter), ("_first", inside.first_process)):
+        command(name, lambda asked, run=run: run(asked.config), None, folder=False).add_argument("config", type=pathlib.Path)
+    guarded = command("_guard", lambda asked: guard.run(asked.owner, asked.id, lambda: Layout(asked.directory)), None)
+    guarded.add_argument("owner", type=int)
+    guarded.add_argument("id")
+    relayed = command("_relay", lambda asked: relay.run(asked.descriptor, asked.target), None, folder=False)
+    relayed.add_argument("descriptor", type=int)
+    relayed.add_argument("target")
+    return parser
+
+
+def _expose(asked) -> None:
+    namespace, _, service = asked.service.partition("/")
+    print(cluster.expose(Layout(asked.directory), asked.variable, namespace, service, asked.port))
+
+
+def _deploy(asked) -> None:
+    deployment.deploy(Layout(asked.directory), asked.manifest, _tell)

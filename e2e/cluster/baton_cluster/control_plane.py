@@ -1,0 +1,161 @@
+"""etcd, API server, controller-manager and scheduler as processes: on loopback, or in a network namespace beside nodes."""
+
+import json
+import pathlib
+import signal
+import socket
+import ssl
+import urllib.error
+import urllib.request
+
+from . import relay, wait
+from .layout import Layout
+
+# Nothing outside the cluster's own namespaces sees these, so that two clusters may have the same.
+ADDRESS = "10.77.0.1"
+SERVICES = "10.96.0.0/16"
+SERVICE = "10.96.0.1"
+PORT = 6443
+PARTS = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+
+
+def start(layout: Layout, programs_missing: tuple[str, ...]) -> None:
+    """Starts all of it and waits until it answers. `layout.kubeconfig` is the administrator's."""
+    alone = layout.cluster().nodes == 0
+    inside = [] if alone else ["nsenter", f"--net=/run/netns/{layout.namespace('control-plane')}"]
+    port = _free_port() if alone else PORT
+    layout.certificates.make(["127.0.0.1", SERVICE] + ([] if alone else [ADDRESS]))
+    etcd = _etcd(layout, inside, alone)
+    _api_server(layout, inside, etcd, port, alone)
+    local = f"https://127.0.0.1:{port}"
+    if alone:
+        layout.cluster().server = local
+    else:
+        layout.cluster().server = "https://" + relay.start(layout, "relay-api-server", layout.namespace("control-plane"), f"127.0.0.1:{port}")
+    layout.save()
+    layout.certificates.kubeconfig(layout.kubeconfig, "admin", layout.cluster().server)
+    wait.until("the API server is ready", 120, lambda: _ready(layout), lambda: layout.processes.must_run("kube-apiserver"))
+    if "kube-controller-manager" not in programs_missing:
+        _controllers(layout, inside, local, alone)
+    if "kube-scheduler" not in programs_missing:
+        _scheduler(layout, inside, local, alone)
+
+
+def restart_api_server(layout: Layout) -> None:
+    """Ends the API server as a crash would and starts it again with the same command."""
+    command = json.loads((layout.folder / "kube-apiserver.json").read_text())
+    layout.processes.end(["kube-apiserver"], 30, signal.SIGKILL)
+    layout.processes.start("kube-apiserver", command)
+    wait.until("the API server is ready again", 120, lambda: _ready(layout), lambda: layout.processes.must_run("kube-apiserver"))
+
+
+def _etcd(layout: Layout, inside: list[str], alone: bool) -> str:
+    data = layout.folder / "etcd"
+    data.mkdir(mode=0o700)
+    clients, peers = (f"http://127.0.0.1:{_free_port()}" if alone else f"http://127.0.0.1:{port}" for port in (2379, 2380))
+    layout.processes.start(
+        "etcd",
+        [*inside, layout.program("etcd"), "--name=baton", f"--data-dir={data}", "--unsafe-no-fsync", "--log-level=warn",
+         f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}", f"--listen-peer-urls={peers}",
+         f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=baton={peers}"],  # fmt: skip
+    )
+    # It is not waited for: the API server waits by itself.
+    return clients
+
+
+def _api_server(layout: Layout, inside: list[str], etcd: str, port: int, alone: bool) -> None:
+    held = layout.certificates.path
+    policy = layout.folder / "audit-policy.yaml"
+    policy.write_text(json.dumps(AUDIT))
+    command = [
+        *inside,
+        layout.program("kube-apiserver"),
+        f"--etcd-servers={etcd}",
+        f"--bind-address={'127.0.0.1' if alone else '0.0.0.0'}",
+        f"--advertise-address={'127.0.0.1' if alone else ADDRESS}",
+        f"--secure-port={port}",
+        f"--endpoint-reconciler-type={'none' if alone else 'lease'}",
+        f"--service-cluster-ip-range={SERVICES}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--client-ca-file={held('ca.crt')}",
+        f"--tls-cert-file={held('kube-apiserver.crt')}",
+        f"--tls-private-key-file={held('kube-apiserver.key')}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={held('service-accounts.pub')}",
+        f"--service-account-signing-key-file={held('service-accounts.key')}",
+        f"--kubelet-client-certificate={held('kubelet-client.crt')}",
+        f"--kubelet-client-key={held('kubelet-client.key')}",
+        f"--kubelet-certificate-authority={held('ca.crt')}",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--requestheader-client-ca-file={held('front-proxy-ca.crt')}",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-username-headers=X-Remote-User",
+        f"--proxy-client-cert-file={held('front-proxy-client.crt')}",
+        f"--proxy-client-key-file={held('front-proxy-client.key')}",
+        "--enable-aggregator-routing=true",
+        f"--audit-policy-file={policy}",
+        f"--audit-log-path={layout.audit}",
+    ]
+    (layout.folder / "kube-apiserver.json").write_text(json.dumps(command))
+    layout.processes.start("kube-apiserver", command)
+
+
+def _controllers(layout: Layout, inside: list[str], server: str, alone: bool) -> None:
+    held = layout.certificates.path
+    config = layout.certificates.kubeconfig(layout.folder / "kube-controller-manager.kubeconfig", "kube-controller-manager", server)
+    layout.processes.start(
+        "kube-controller-manager",
+        [*inside, layout.program("kube-controller-manager"), *_client(config, alone, 10257),
+         "--use-service-account-credentials=true", "--allocate-node-cidrs=false", f"--root-ca-file={held('ca.crt')}",
+         f"--service-account-private-key-file={held('service-accounts.key')}", f"--client-ca-file={held('ca.crt')}",
+         f"--cluster-signing-cert-file={held('ca.crt')}", f"--cluster-signing-key-file={held('ca.key')}",
+         f"--requestheader-client-ca-file={held('front-proxy-ca.crt')}"],  # fmt: skip
+    )
+
+
+def _scheduler(layout: Layout, inside: list[str], server: str, alone: bool) -> None:
+    config = layout.certificates.kubeconfig(layout.folder / "kube-scheduler.kubeconfig", "kube-scheduler", server)
+    layout.processes.start("kube-scheduler", [*inside, layout.program("kube-scheduler"), *_client(config, alone, 10259)])
+
+
+def _client(config: pathlib.Path, alone: bool, port: int) -> list[str]:
+    return [
+        f"--kubeconfig={config}",
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={_free_port() if alone else port}",
+        "--leader-elect=false",
+    ]
+
+
+def _ready(layout: Layout) -> str | None:
+    """What is still in the way, or nothing."""
+    held = layout.certificates.path
+    trust = ssl.create_default_context(cafile=held("ca.crt"))
+    trust.load_cert_chain(held("admin.crt"), held("admin.key"))
+    try:
+        with urllib.request.urlopen(f"{layout.cluster().server}/readyz", context=trust, timeout=5) as answer:
+            return None if answer.status == 200 else f"status {answer.status}"
+    except (urllib.error.URLError, OSError) as error:
+        return str(error)
+
+
+def _free_port() -> int:
+    """One that is free now: nobody holds it until the server does, so a second cluster that starts at this moment might take it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# Every write, by whom and to what, without bodies: tests count what a quiet cluster writes.
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
+}

@@ -1,0 +1,51 @@
+"""What this machine can: a control plane needs little, nodes need root on Linux and a few Debian packages."""
+
+import os
+import pathlib
+import platform
+import shutil
+
+from . import programs
+
+# By program, the Debian package that has it.
+FOR_NODES = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+
+
+def cannot(nodes: bool) -> str | None:
+    """Why there can be no cluster here, in one line, or nothing."""
+    if shutil.which("openssl") is None:
+        return "openssl is missing"
+    if not os.environ.get("KUBEBUILDER_ASSETS"):
+        version = programs.go_version()
+        if version is None:
+            return "Go is missing: install Go 1.26, or set KUBEBUILDER_ASSETS"
+        if not version.startswith("go1.26."):
+            # Kubernetes 1.36 built with 1.27 serves malformed OpenAPI documents, and older ones do not build it.
+            return f"Kubernetes is built with Go 1.26, and this machine has {version}: install it, or set KUBEBUILDER_ASSETS"
+    return _cannot_have_nodes() if nodes else None
+
+
+def _cannot_have_nodes() -> str | None:
+    if platform.system() != "Linux":
+        return "nodes are made of Linux namespaces"
+    if os.environ.get("KUBEBUILDER_ASSETS"):
+        return "KUBEBUILDER_ASSETS has no kubelet: unset it for a cluster with nodes"
+    if os.geteuid() != 0:
+        return "nodes need root"
+    missing = {package for program, package in FOR_NODES.items() if shutil.which(program) is None}
+    if not pathlib.Path("/usr/lib/cni/bridge").exists():
+        missing.add("containernetworking-plugins")
+    if missing:
+        return f"nodes need {', '.join(sorted(missing))}: apt-get install --no-install-recommends {' '.join(sorted(missing))}"
+    if not pathlib.Path("/sys/fs/cgroup").is_dir() or not os.access("/sys/fs/cgroup", os.W_OK):
+        return "nodes need /sys/fs/cgroup to be writable"
+    return None

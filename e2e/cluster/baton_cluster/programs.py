@@ -1,0 +1,152 @@
+"""Where a cluster's programs come from: built once from pinned Go modules, or found in KUBEBUILDER_ASSETS.
+
+    <cache>/<digest>/bin/   kubernetes (one file), a link for each program's name, pause
+    <cache>/tools/          helm and kwok, by version
+
+The digest covers every file of the module and the Go that builds it, so a change of either is another folder and a folder that
+exists is complete: it is built beside and renamed.
+"""
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+from .failure import ClusterError
+
+MODULE = pathlib.Path(__file__).resolve().parent.parent / "kubernetes"
+SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+TOOLS = {"helm": "helm.sh/helm/v4/cmd/helm@v4.3.2", "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"}
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A folder of programs, and those of a whole cluster that it does not have."""
+
+    folder: pathlib.Path
+    missing: tuple[str, ...]
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+
+def cache() -> pathlib.Path:
+    if named := os.environ.get("BATON_CLUSTER_CACHE"):
+        return pathlib.Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "baton" / "cluster"
+
+
+def find(needed: tuple[str, ...], tell) -> Programs:
+    """The programs of a cluster, built where that is needed. What `needed` names and the folder lacks is an error."""
+    programs = _given() or Programs(_built(tell), ())
+    if lacking := [name for name in needed if name in programs.missing]:
+        raise ClusterError(
+            f"KUBEBUILDER_ASSETS={programs.folder} has no {', '.join(lacking)}: unset it, and they are built from Go modules"
+        )
+    return programs
+
+
+def tool(name: str, tell) -> pathlib.Path:
+    """helm or kwok in the pinned version."""
+    package = TOOLS[name]
+    version = package.rpartition("@")[2]
+    target = cache() / "tools" / f"{name}-{version}"
+    with _lock(cache() / "tools" / f".{name}.lock"):
+        if not target.exists():
+            tell(f"building {name} {version} (1 to 2 minutes, once)")
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                _go(["install", "-trimpath", "-ldflags", "-s -w", package], MODULE, {"GOBIN": scratch})
+                os.replace(pathlib.Path(scratch) / name, target)
+    return target
+
+
+def go_version() -> str | None:
+    """`go1.26.8`, or nothing where there is no Go that the module can be built with."""
+    go = shutil.which("go")
+    if go is None:
+        return None
+    said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    return said.stdout.strip() if said.returncode == 0 else None
+
+
+def digest() -> str:
+    """Of the module's files and of the Go that would build them."""
+    seen = hashlib.sha256((go_version() or "none").encode())
+    for file in sorted(MODULE.rglob("*")):
+        if file.is_file():
+            seen.update(f"\0{file.relative_to(MODULE)}\0".encode() + file.read_bytes())
+    return seen.hexdigest()[:16]
+
+
+def kubernetes_version() -> str:
+    """The version that go.mod asks for, as the binaries are to report it."""
+    found = re.search(r"k8s\.io/kubernetes (v\d+\.\d+\.\d+)", (MODULE / "go.mod").read_text())
+    if not found:
+        raise ClusterError(f"{MODULE}/go.mod names no version of k8s.io/kubernetes")
+    return found.group(1)
+
+
+def _given() -> Programs | None:
+    """KUBEBUILDER_ASSETS: what every developer of operators has; it has no controller-manager and no scheduler."""
+    named = os.environ.get("KUBEBUILDER_ASSETS")
+    if not named:
+        return None
+    folder = pathlib.Path(named).resolve()
+    for name in ("etcd", "kube-apiserver", "kubectl"):
+        if not os.access(folder / name, os.X_OK):
+            raise ClusterError(f"KUBEBUILDER_ASSETS={named} has no {name}: point it at a folder that has, or unset it")
+    return Programs(folder, tuple(name for name in SERVERS if not os.access(folder / name, os.X_OK)))
+
+
+def _built(tell) -> pathlib.Path:
+    if go_version() is None:
+        raise ClusterError("the cluster's programs are built with Go 1.26: install it, or set KUBEBUILDER_ASSETS")
+    home = cache() / digest()
+    with _lock(cache() / ".build.lock"):
+        if not home.exists():
+            tell("building Kubernetes from its Go modules (7 minutes on two cores, once)")
+            with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+                bin = pathlib.Path(scratch) / "made" / "bin"
+                bin.mkdir(parents=True)
+                _build_into(bin)
+                os.replace(bin.parent, home)
+    return home / "bin"
+
+
+def _build_into(bin: pathlib.Path) -> None:
+    version = kubernetes_version()
+    major, minor, _ = version.removeprefix("v").split(".")
+    stamp = "k8s.io/component-base/version"
+    flags = f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+    _go(["build", "-trimpath", "-ldflags", flags, "-o", str(bin / "kubernetes"), "."], MODULE, {})
+    _go(["build", "-trimpath", "-ldflags", "-s -w", "-o", str(bin / "pause"), "./pause"], MODULE, {})
+    for name in SERVERS:
+        (bin / name).symlink_to("kubernetes")
+
+
+def _go(arguments: list[str], folder: pathlib.Path, more: dict[str, str]) -> None:
+    # Another Go than the one that is here is not fetched: what a digest names is what built it.
+    environment = os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"} | more
+    done = subprocess.run(["go", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"go {' '.join(arguments[:1])} in {folder} failed:\n{done.stderr.strip()[-2000:]}")
+
+
+class _lock:
+    """One build at a time, whoever asks: a second one waits and finds it done."""
+
+    def __init__(self, path: pathlib.Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w")
+
+    def __enter__(self):
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_):
+        self.file.close()

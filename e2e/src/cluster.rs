@@ -1,0 +1,161 @@
+//! A real Kubernetes under test: started by `e2e/cluster/cluster` and ended with the value, or one that exists.
+//!
+//! - [`kubectl`]: the client, which is the real program.
+//!
+//! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, and nothing of it is started or stopped. Otherwise each value is a
+//! cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
+//! line and gives none.
+
+pub mod kubectl;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::binaries::repository;
+use crate::skipped;
+use kubectl::Kubectl;
+
+/// A cluster, for as long as the value lives.
+#[derive(Debug)]
+pub struct Cluster {
+    kubectl: Kubectl,
+    /// Of a cluster that this test started. Kept for its `Drop` too: the state must outlive what runs on it.
+    own: Option<TempDir>,
+}
+
+impl Cluster {
+    /// etcd, API server, controller-manager and scheduler; pods are scheduled onto nodes that a test makes up, and never run.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn control_plane() -> Result<Option<Self>> {
+        match Self::existing() {
+            Some(found) => found.map(Some),
+            None => Self::started(0),
+        }
+    }
+
+    /// The same with nodes on which pods run, each with GPUs in its status and labels of its place.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn with_nodes(count: usize) -> Result<Option<Self>> {
+        match Self::existing() {
+            Some(found) => found.map(Some),
+            None => Self::started(count),
+        }
+    }
+
+    /// A cluster that may be broken on purpose: never one that exists.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn to_break(nodes: usize) -> Result<Option<Self>> {
+        if Self::existing().is_some() {
+            skipped("BATON_E2E_KUBECONFIG is set, and this test breaks the cluster that it runs on");
+            return Ok(None);
+        }
+        Self::started(nodes)
+    }
+
+    pub fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+
+    /// Where the state of a cluster of this test is: `logs/`, with `audit.jsonl` of every write.
+    ///
+    /// # Errors
+    /// The cluster was there before: it keeps its state elsewhere.
+    pub fn folder(&self) -> Result<&Path> {
+        let own = self.own.as_ref();
+        Ok(own.context("the cluster is not this test's own")?.path())
+    }
+
+    /// Asks the program for something that happens to a cluster of this test, such as `node-down`, and returns what it prints.
+    ///
+    /// # Errors
+    /// It fails; the error is what the program says.
+    pub fn program(&self, what: &str, arguments: &[&str]) -> Result<String> {
+        program(&with_directory(what, self.folder()?, arguments)?)
+    }
+
+    fn existing() -> Option<Result<Self>> {
+        let kubeconfig = PathBuf::from(std::env::var_os("BATON_E2E_KUBECONFIG")?);
+        Some(if kubeconfig.is_file() {
+            Ok(Self {
+                kubectl: Kubectl::new(Path::new("kubectl"), &kubeconfig),
+                own: None,
+            })
+        } else {
+            let path = kubeconfig.display();
+            Err(anyhow::anyhow!("BATON_E2E_KUBECONFIG={path} is not a file"))
+        })
+    }
+
+    fn started(nodes: usize) -> Result<Option<Self>> {
+        let kind = if nodes == 0 { "control-plane" } else { "nodes" };
+        let can = command(&["can", kind]).output()?;
+        if !can.status.success() {
+            let reason = String::from_utf8_lossy(&can.stdout);
+            ensure!(
+                !reason.trim().is_empty(),
+                "e2e/cluster/cluster: {}",
+                String::from_utf8_lossy(&can.stderr)
+            );
+            skipped(&format!("no cluster on this machine: {}", reason.trim()));
+            return Ok(None);
+        }
+        let folder = tempfile::Builder::new().prefix("baton-cluster-").tempdir()?;
+        let owner = std::process::id().to_string();
+        let count = nodes.to_string();
+        let arguments = ["--nodes", &count, "--owner", &owner];
+        let kubeconfig = program(&with_directory("up", folder.path(), &arguments)?)?;
+        let kubectl = folder.path().join("bin/kubectl");
+        Ok(Some(Self {
+            kubectl: Kubectl::new(&kubectl, Path::new(kubeconfig.trim())),
+            own: Some(folder),
+        }))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.own {
+            // What went wrong is on standard error by then, and the guard that `up` started tries once more.
+            let ended = with_directory("down", folder.path(), &[]).and_then(|all| program(&all));
+            if let Err(error) = ended {
+                skipped(&format!("the end of {}: {error:#}", folder.path().display()));
+            }
+        }
+    }
+}
+
+fn with_directory<'a>(what: &'a str, folder: &'a Path, more: &[&'a str]) -> Result<Vec<&'a str>> {
+    let folder = folder.to_str().context("a folder's name is not text")?;
+    Ok([&[what, "--directory", folder], more].concat())
+}
+
+/// What the program prints; what it tells meanwhile goes where the test's own errors go.
+fn program(arguments: &[&str]) -> Result<String> {
+    let output = command(arguments)
+        .stderr(Stdio::piped())
+        .output()
+        .context("cannot start e2e/cluster/cluster: it needs python3")?;
+    if !output.status.success() {
+        let what = arguments.first().copied().unwrap_or_default();
+        bail!(
+            "cluster {what}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(repository().join("e2e/cluster/cluster"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}

@@ -1,0 +1,115 @@
+//! The cluster that the other tests stand on: a real API server that answers kubectl, controllers that work, an end without remains.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::cluster::Cluster;
+
+/// An object is there, or gone, long before.
+const SOON: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_control_plane_serves_kubectl_and_ends_without_remains() -> Result<()> {
+    let Some(cluster) = Cluster::control_plane()? else {
+        return Ok(());
+    };
+    let kubectl = cluster.kubectl();
+
+    // Controllers: a namespace gets its ServiceAccount, and its end takes what is in it.
+    kubectl.run(&["create", "namespace", "shown"])?;
+    let account = ["serviceaccount", "default", "--namespace=shown"];
+    kubectl.until("the account is there", SOON, &account, |_| Ok(()))?;
+    kubectl.run(&[
+        "create",
+        "configmap",
+        "held",
+        "--namespace=shown",
+        "--from-literal=a=b",
+    ])?;
+    kubectl.run(&["delete", "namespace", "shown", "--timeout=60s"])?;
+
+    // OpenAPI is whole: kubectl reads it to refuse a field that is not there and to explain those that are.
+    let refused = kubectl.refused(
+        &["apply", "--filename=-"],
+        "{apiVersion: v1, kind: ConfigMap, metadata: {name: wrong, namespace: default}, dota: {}}",
+    )?;
+    ensure!(refused.contains("unknown field \"dota\""), "{refused}");
+    let explained = kubectl.run(&["explain", "pod.spec.containers"])?;
+    ensure!(explained.contains("readinessProbe"), "{explained}");
+
+    // The scheduler: onto a node that is only said to be there.
+    kubectl.apply(NODE)?;
+    kubectl.run_with(
+        &["apply", "--server-side", "--subresource=status", "--filename=-"],
+        NODE_STATUS,
+    )?;
+    // It is not Ready yet when it comes, and that taint is the controllers' to take away.
+    kubectl.apply(POD)?;
+    let pod = ["pod", "placed", "--namespace=default"];
+    kubectl.until("the pod is bound", SOON, &pod, |pod| {
+        match pod["spec"]["nodeName"].as_str() {
+            Some("imagined") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })?;
+
+    let Ok(folder) = cluster.folder() else {
+        return Ok(());
+    };
+    let audit = std::fs::read_to_string(folder.join("logs/audit.jsonl"))?;
+    let written = audit
+        .lines()
+        .map(serde_json::from_str::<serde_json::Value>)
+        .collect::<Result<Vec<_>, _>>()?;
+    ensure!(
+        written.iter().any(|event| event["verb"] == "create"
+            && event["objectRef"]["resource"] == "configmaps"
+            && event["objectRef"]["name"] == "held"),
+        "the log of writes lacks one"
+    );
+    let ids = processes(folder)?;
+    ensure!(ids.len() == 4, "four programs run: {ids:?}");
+    drop(cluster);
+    for id in ids {
+        ensure!(
+            !std::path::Path::new(&format!("/proc/{id}")).exists(),
+            "process {id} still runs"
+        );
+    }
+    Ok(())
+}
+
+/// Ids of the processes that a cluster consists of.
+fn processes(folder: &std::path::Path) -> Result<Vec<u64>> {
+    std::fs::read_to_string(folder.join("processes.jsonl"))?
+        .lines()
+        .map(|line| {
+            let entry: serde_json::Value = serde_json::from_str(line)?;
+            entry["id"].as_u64().context("a process without an id")
+        })
+        .collect()
+}
+
+const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: imagined}}";
+
+const NODE_STATUS: &str = r#"
+apiVersion: v1
+kind: Node
+metadata: {name: imagined}
+status:
+  capacity: {cpu: "4", memory: 8Gi, pods: "10", nvidia.com/gpu: "8"}
+  allocatable: {cpu: "4", memory: 8Gi, pods: "10", nvidia.com/gpu: "8"}
+  conditions:
+  - {type: Ready, status: "True", reason: Imagined, message: "", lastHeartbeatTime: null, lastTransitionTime: null}
+"#;
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: placed, namespace: default}
+spec:
+  containers:
+  - name: one
+    image: localhost/none:1
+    resources: {limits: {nvidia.com/gpu: 8}}
+"#;
