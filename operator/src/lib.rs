@@ -1,6 +1,11 @@
 //! Reconciles the three resources of Baton into what a cluster runs.
 
-pub mod pool;
+pub mod admin;
+pub mod controller;
 pub mod fetch;
 pub mod lease;
+pub mod metrics;
+pub mod objects;
+pub mod pool;
+pub mod random;
 pub mod worker;
