@@ -1,0 +1,162 @@
+//! The readiness gate: a pod is a replica once its worker's card was read and does not contradict what the pod was made to be.
+//!
+//! The card is held against the configuration that the pod was started with, an annotation of the pod, and not against the pool's
+//! spec: a pod of an old revision is right by the spec of its time.
+//!
+//! A worker that registered and cannot be reached later stays registered: whether it answers is the readiness probe's business, from
+//! its own node. Otherwise an operator that is cut off from the pods' network would take every worker from the routers at once.
+
+use baton_crds::{labels, pool};
+use baton_protocol::card::Card;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
+
+use super::member::{Member, annotation};
+use super::observed::Observed;
+
+pub(crate) const CARD_READ: &str = "CardRead";
+pub(crate) const CARD_MISMATCH: &str = "CardMismatch";
+pub(crate) const CARD_UNAVAILABLE: &str = "CardUnavailable";
+
+/// The gate's condition where it has to change, and whether the card is accepted after that.
+pub(crate) fn gate(
+    member: &Member<'_>,
+    observed: &Observed,
+    current: &str,
+) -> (Option<PodCondition>, bool) {
+    let change = change(member, observed, current);
+    let gate = change.as_ref().or(member.registered());
+    let accepted = gate.is_some_and(|gate| gate.status == "True");
+    (change, accepted)
+}
+
+fn change(member: &Member<'_>, observed: &Observed, current: &str) -> Option<PodCondition> {
+    let report = member.report.filter(|_| member.stage.is_live())?;
+    let known = member.registered();
+    let (status, reason, message) = match &report.card {
+        Ok(card) => match contradictions(card, member, observed, current).as_slice() {
+            [] => ("True", CARD_READ, String::new()),
+            found => {
+                let message = format!(
+                    "the worker's card contradicts its pool: {}",
+                    found.join("; ")
+                );
+                ("False", CARD_MISMATCH, message)
+            }
+        },
+        Err(_) if known.is_some_and(|known| known.status == "True") => return None,
+        Err(why) => ("False", CARD_UNAVAILABLE, why.clone()),
+    };
+    condition(
+        labels::REGISTERED,
+        (status, reason, message),
+        known,
+        observed.now,
+    )
+}
+
+/// A pod's condition, if it says something else than the known one. Its time is that of the last change of its status.
+pub(crate) fn condition(
+    name: &str,
+    (status, reason, message): (&str, &str, String),
+    known: Option<&PodCondition>,
+    now: Timestamp,
+) -> Option<PodCondition> {
+    let told = |text: &Option<String>| text.clone().unwrap_or_default();
+    if known.is_some_and(|known| {
+        known.status == status && told(&known.reason) == reason && told(&known.message) == message
+    }) {
+        return None;
+    }
+    let same = known.filter(|known| known.status == status);
+    let since = same.and_then(|known| known.last_transition_time.clone());
+    Some(PodCondition {
+        type_: name.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message).filter(|message| !message.is_empty()),
+        last_transition_time: Some(since.unwrap_or(Time(now))),
+        ..PodCondition::default()
+    })
+}
+
+/// Fields in which a worker is not what its pod was made to be, each with both values.
+fn contradictions(
+    card: &Card,
+    member: &Member<'_>,
+    observed: &Observed,
+    current: &str,
+) -> Vec<String> {
+    let configuration: Value = annotation(member.pod, labels::WORKER_CONFIG)
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let declared = |pointer: &str| match configuration.pointer(pointer) {
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Number(number)) => Some(number.to_string()),
+        _ => None,
+    };
+    let mut fields = vec![
+        (
+            "worker",
+            Some(member.name.to_owned()),
+            card.worker.to_string(),
+        ),
+        ("pool", Some(observed.pool.name.clone()), card.pool.clone()),
+        (
+            "poolRole",
+            declared("/role"),
+            format!("{:?}", card.pool_role),
+        ),
+        (
+            "revision",
+            Some(member.revision.to_owned()),
+            card.revision.clone(),
+        ),
+        (
+            "model.name",
+            declared("/model/name"),
+            card.model.name.clone(),
+        ),
+        (
+            "model.revision",
+            declared("/model/revision"),
+            card.model.revision.clone(),
+        ),
+        (
+            "engine.type",
+            declared("/engine/type"),
+            card.engine.kind.clone(),
+        ),
+        (
+            "engine.blockSize",
+            declared("/engine/blockSize"),
+            card.capacity.block_size.to_string(),
+        ),
+    ];
+    // What the configuration does not carry is known for the current spec alone.
+    if member.revision == current {
+        let engine = &observed.pool.spec.engine;
+        fields.push((
+            "engine.connector",
+            Some(format!("{:?}", engine.connector)),
+            card.engine.connector.clone(),
+        ));
+        let dtype = card.identity.kv_dtype.known().cloned();
+        let declared =
+            Some(engine.kv_cache_dtype).filter(|declared| *declared != pool::KvCacheDtype::Auto);
+        if let (Some(declared), Some(dtype)) = (declared, dtype) {
+            fields.push(("engine.kvCacheDtype", Some(format!("{declared:?}")), dtype));
+        }
+    }
+    fields
+        .into_iter()
+        .filter_map(|(field, declared, card)| {
+            let declared = declared.filter(|declared| *declared != card)?;
+            Some(format!(
+                "{field} is {card:?} on the card, declared is {declared:?}"
+            ))
+        })
+        .collect()
+}

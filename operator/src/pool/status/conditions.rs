@@ -1,0 +1,297 @@
+//! The conditions of a pool.
+//!
+//! Tools of the Kubernetes world read them in this order: `Reconciling` True means under way, then `Stalled` True means failed, else
+//! `Ready` counts. So `Ready` is there from the first write on, a pool that waits for a human is not `Reconciling`, and pods that
+//! only finish what they run leave `Ready` True.
+//!
+//! | type | True when |
+//! |---|---|
+//! | `Ready` | every wanted replica is of the current revision and ready, and no other serves |
+//! | `Reconciling` | something is still to be done or awaited, and it goes on by itself |
+//! | `Stalled` | it does not: a human has to change something |
+//! | `Available` | enough replicas are ready to serve: `replicas - maxUnavailable`, and at least one |
+//! | `Progressing` | replicas are being made, replaced or taken away |
+//! | `Compatible` | the pool can be paired with the pools that its policies pair it with; Unknown without such policies |
+
+use baton_crds::labels;
+use baton_crds::status::{Condition, LONGEST_MESSAGE};
+use jiff::{Timestamp, Unit};
+
+use super::{Facts, Summary, identities};
+use crate::pool::member::created;
+use crate::pool::observed::{Compatibility, Observed};
+
+/// Status, reason, message.
+type Verdict = (&'static str, &'static str, String);
+
+pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) -> Vec<Condition> {
+    let stalled = stalled(facts, summary, observed);
+    let work = outstanding(facts, summary, observed);
+    let is_stalled = stalled.is_some();
+    let ready = ready(facts, summary, stalled.as_ref(), work.as_ref());
+    let under_way = match (&work, is_stalled) {
+        (Some((reason, message)), false) => ("True", *reason, message.clone()),
+        (_, true) => (
+            "False",
+            "Stalled",
+            "waits for a human, see condition Stalled".to_owned(),
+        ),
+        (None, false) => ("False", "AsDeclared", String::new()),
+    };
+    let paused = observed.pool.spec.rollout.paused;
+    let moves = match &work {
+        Some((reason, message)) if !is_stalled => ("True", *reason, message.clone()),
+        Some(_) => ("False", "Stalled", String::new()),
+        None if paused => ("False", "Paused", "spec.rollout.paused is true".to_owned()),
+        None => ("False", "AsDeclared", String::new()),
+    };
+    let stalled = stalled.map_or_else(
+        || ("False", "Healthy", String::new()),
+        |(reason, message)| ("True", reason, message),
+    );
+    let verdicts = [
+        (labels::READY, ready),
+        (labels::RECONCILING, under_way),
+        (labels::STALLED, stalled),
+        (labels::AVAILABLE, available(summary, observed)),
+        (labels::PROGRESSING, moves),
+        (labels::COMPATIBLE, compatible(observed)),
+    ];
+    let conditions = verdicts.into_iter();
+    conditions
+        .map(|(name, verdict)| condition(name, verdict, observed))
+        .collect()
+}
+
+/// As the known one, if it says the same; its time is that of the last change of its status.
+fn condition(name: &str, (status, reason, message): Verdict, observed: &Observed) -> Condition {
+    let known = observed
+        .pool
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions);
+    let known = known
+        .filter(|known| known.condition_type == name && known.status == status)
+        .map(|known| known.last_transition_time.clone())
+        .next();
+    Condition {
+        condition_type: name.to_owned(),
+        status: status.to_owned(),
+        observed_generation: Some(observed.pool.generation),
+        last_transition_time: known.unwrap_or_else(|| whole_seconds(observed.now)),
+        reason: reason.to_owned(),
+        message: bounded(message),
+    }
+}
+
+fn whole_seconds(time: Timestamp) -> String {
+    time.round(Unit::Second).unwrap_or(time).to_string()
+}
+
+fn bounded(message: String) -> String {
+    if message.chars().count() <= LONGEST_MESSAGE {
+        return message;
+    }
+    let mut cut: String = message.chars().take(LONGEST_MESSAGE - 1).collect();
+    cut.push('…');
+    cut
+}
+
+/// What does not go away by waiting.
+fn stalled(
+    facts: &Facts<'_, '_>,
+    summary: &Summary,
+    observed: &Observed,
+) -> Option<(&'static str, String)> {
+    if let Err(refusal) = facts.revision {
+        return Some((refusal.reason, refusal.message.clone()));
+    }
+    if let Some(trouble) = summary
+        .trouble
+        .as_ref()
+        .filter(|trouble| trouble.needs_a_human)
+    {
+        return Some((trouble.reason, trouble.message.clone()));
+    }
+    // Quotas and admission rules answer so; a server that is out of order does not.
+    let forbidden = |error: &&String| error.contains("forbidden") || error.contains("quota");
+    if let Some(error) = observed.creation_error.as_ref().filter(forbidden) {
+        let message =
+            format!("a pod cannot be created: {error}: raise the quota or change the pool");
+        return Some(("PodsForbidden", message));
+    }
+    if let Some(name) = &facts.foreign_budget {
+        let message = format!(
+            "PodDisruptionBudget {name} is not this pool's and is left alone: delete or rename it, or leave out spec.disruption"
+        );
+        return Some(("NameTaken", message));
+    }
+    None
+}
+
+/// What is still to be done, or awaited.
+fn outstanding(
+    facts: &Facts<'_, '_>,
+    summary: &Summary,
+    observed: &Observed,
+) -> Option<(&'static str, String)> {
+    let Summary {
+        wanted,
+        serving,
+        ready,
+        updated,
+        draining,
+        ..
+    } = *summary;
+    let paused = observed.pool.spec.rollout.paused;
+    if facts.revision.is_err() {
+        return None;
+    }
+    if updated < serving && !paused {
+        let message = format!("{updated} of {wanted} replicas are of the current revision");
+        return Some(("RollingOut", message));
+    }
+    if serving < wanted {
+        let error = observed.creation_error.as_ref();
+        let error = error.map(|error| format!("; a pod could not be created: {error}"));
+        let message = format!(
+            "{serving} of {wanted} pods are there{}",
+            error.unwrap_or_default()
+        );
+        return Some(("ScalingUp", message));
+    }
+    if serving > wanted {
+        let message = format!("{serving} pods serve, {wanted} are wanted");
+        return Some(("ScalingDown", message));
+    }
+    if ready < wanted {
+        let message = format!("{ready} of {wanted} replicas are ready");
+        return Some(("AwaitingPods", message));
+    }
+    if draining > 0 {
+        let message = format!("{draining} pods finish what they run, and go then");
+        return Some(("Draining", message));
+    }
+    None
+}
+
+fn ready(
+    facts: &Facts<'_, '_>,
+    summary: &Summary,
+    stalled: Option<&(&'static str, String)>,
+    work: Option<&(&'static str, String)>,
+) -> Verdict {
+    let Summary {
+        wanted,
+        serving,
+        ready,
+        updated_and_ready,
+        ..
+    } = *summary;
+    let note = remarks(facts);
+    let is_rolled_out = updated_and_ready == wanted && serving == wanted && facts.revision.is_ok();
+    if is_rolled_out {
+        let (reason, message) = if wanted == 0 {
+            ("ScaledToZero", "no replicas are wanted".to_owned())
+        } else {
+            (
+                "RolledOut",
+                format!("{ready} of {wanted} replicas are ready"),
+            )
+        };
+        return ("True", reason, format!("{message}{note}"));
+    }
+    let counted = format!("{ready} of {wanted} replicas are ready");
+    let (reason, why) = match (stalled, &summary.trouble, work) {
+        (Some((reason, message)), _, _) => (*reason, message.clone()),
+        (None, Some(trouble), _) => (trouble.reason, trouble.message.clone()),
+        (None, None, Some((reason, message))) => (*reason, message.clone()),
+        // Paused in the middle of a rollout.
+        (None, None, None) => (
+            "Paused",
+            "not all replicas are of the current revision, and spec.rollout.paused is true"
+                .to_owned(),
+        ),
+    };
+    let message = if why == counted {
+        counted
+    } else {
+        format!("{counted}: {why}")
+    };
+    ("False", reason, format!("{message}{note}"))
+}
+
+/// What is worth knowing and keeps nobody from serving.
+fn remarks(facts: &Facts<'_, '_>) -> String {
+    let mut remarks = String::new();
+    if let Ok(revision) = facts.revision {
+        let identities = identities(facts.members, revision);
+        if identities.len() > 1 {
+            remarks.push_str(&format!(
+                "; pods of revision {revision} have {} different KV identities: their model's source does not name one state of the weights",
+                identities.len()
+            ));
+        }
+    }
+    let unknown = facts.members.iter().filter(|member| {
+        let labels = member.pod.metadata.labels.iter().flatten();
+        let mut domains = labels.filter(|(name, _)| labels::level(name).is_some());
+        member.is_serving() && domains.any(|(_, domain)| domain == labels::UNKNOWN_DOMAIN)
+    });
+    if let Some(first) = unknown.min_by_key(|member| member.name) {
+        remarks.push_str(&format!(
+            "; the node of pod {} does not say all of its domains",
+            first.name
+        ));
+    }
+    let foreign = facts
+        .foreign
+        .iter()
+        .min_by_key(|pod| (created(pod), &pod.metadata.name));
+    if let Some(pod) = foreign {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        remarks.push_str(&format!(
+            "; pod {name} carries this pool's labels and is not the pool's: it is left alone, take its label {} away",
+            labels::POOL
+        ));
+    }
+    remarks
+}
+
+fn available(summary: &Summary, observed: &Observed) -> Verdict {
+    let Summary { wanted, ready, .. } = *summary;
+    let rollout = &observed.pool.spec.rollout;
+    let missed = usize::try_from(rollout.max_unavailable).unwrap_or_default();
+    let least = wanted.saturating_sub(missed).max(1);
+    let message = format!("{ready} of {wanted} replicas are ready");
+    if wanted == 0 && ready == 0 {
+        return ("False", "ScaledToZero", "no replicas are wanted".to_owned());
+    }
+    if ready >= least {
+        ("True", "EnoughReady", message)
+    } else {
+        (
+            "False",
+            "TooFewReady",
+            format!("{message}, {least} are needed"),
+        )
+    }
+}
+
+fn compatible(observed: &Observed) -> Verdict {
+    match &observed.policies.compatible {
+        Some(Compatibility { holds, message }) => {
+            let (status, reason) = if *holds {
+                ("True", "Pairs")
+            } else {
+                ("False", "FieldsDiffer")
+            };
+            (status, reason, message.clone())
+        }
+        None => (
+            "Unknown",
+            "NoPairs",
+            "no RoutePolicy pairs this pool with another".to_owned(),
+        ),
+    }
+}
