@@ -3,7 +3,7 @@
 //! - [`start`]: from a configuration to a worker that serves, and to its end. `engine`: model, pool and engine from a configuration.
 //! - `compute`: the one thread that drives the engine. `service`: the gRPC calls; `daemon` is what they share.
 //! - `operations`: what runs, by run; `results`: prefills, kept by operation id. `peers`: the lease protocol to other workers.
-//! - `report`: load reports and the reaper. `traces`: spans of what is done. `card`: what is registered. `admin` and `metrics`: HTTP.
+//! - `report`: load reports and the reaper. `traces`: spans of what is done. `card`: what is registered. `admin`, `drain` and `metrics`: HTTP.
 //! - `offering`: the transports. [`command`]: the command line. `machine`: memory and processor. `local`: addresses within the process.
 //!
 //! Absent on purpose: Kubernetes, placement, text. A worker sees tokens and KV.
@@ -13,6 +13,7 @@ mod card;
 pub mod command;
 mod compute;
 mod daemon;
+mod drain;
 mod engine;
 mod local;
 mod machine;

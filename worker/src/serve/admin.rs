@@ -1,4 +1,4 @@
-//! Admin HTTP: card, load and metrics for people, the operator and scrapers; health for probes.
+//! Admin HTTP: card, load and metrics for people, the operator and scrapers; health for probes; the drain for `preStop`.
 
 use std::sync::Arc;
 
@@ -10,12 +10,14 @@ use axum::routing::get;
 use serde_json::{Value, json};
 
 use super::daemon::Daemon;
+use super::drain;
 
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
     Router::new()
         .route("/v1/card", get(card))
         .route("/v1/load", get(load))
         .route("/metrics", get(metrics))
+        .route("/drain", get(drain::drain))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .with_state(daemon)

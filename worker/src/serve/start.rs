@@ -25,6 +25,7 @@ use tonic::transport::Server;
 
 use super::compute::{self, Driver, Outlets};
 use super::daemon::Daemon;
+use super::drain::Ended;
 use super::metrics::Metrics;
 use super::offering::{Offered, Offering, advertised};
 use super::operations::Operations;
@@ -370,18 +371,7 @@ impl Running {
     /// Takes no more operations, and waits until those that run and all leases have ended, at most the configured time. False
     /// when some have not.
     pub async fn drain(&self) -> bool {
-        self.daemon.set_draining(true);
-        let mut operations = self.daemon.operations.watch_count();
-        let empty = async {
-            // An error says that the table is gone, and all operations with it.
-            let _ = operations.wait_for(|count| *count == 0).await;
-            while self.daemon.pool.lease_counts().total() > 0 {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::time::timeout(self.drain_timeout, empty)
-            .await
-            .is_ok()
+        self.daemon.drain(self.drain_timeout).await == Ended::Empty
     }
 
     /// Ends all operations and tasks and waits for them.

@@ -56,6 +56,33 @@ async fn remote_runs_say_what_local_ones_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_listen_everywhere_hand_over_at_the_addresses_that_they_advertise() {
+    let at = |name, advertise| {
+        let with = With {
+            advertise: Some(advertise),
+            ..With::default()
+        };
+        worker_with(config(name), with)
+    };
+    let (prefill, decode) = tokio::join!(at("p", "127.0.0.2"), at("d", "127.0.0.3"));
+    let run = Run::new("r", 100, 6);
+    let (descriptor, _) = sealed(&prefill, &run).await;
+    let addresses = descriptor
+        .transports
+        .iter()
+        .map(|transport| &transport.address);
+    for address in addresses.chain([&descriptor.control_address]) {
+        assert!(address.starts_with("127.0.0.2:"), "{address}");
+    }
+    prefill.cancel("r").await;
+    let came = remote(&prefill, &decode, &run.named("again")).await;
+    assert_eq!(came.transferred.unwrap().blocks, 7);
+    for worker in [prefill, decode] {
+        worker.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_reader_has_is_not_moved_again() {
     let (prefill, decode) = pair().await;
     let run = Run::new("r", 100, 6);

@@ -1,5 +1,6 @@
 //! Workers in this process, over real gRPC and TCP, and a client that dispatches as a router does.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub(crate) struct With {
     pub(crate) card_change: Option<&'static str>,
     /// Id of the host that it believes to be on.
     pub(crate) host: Option<&'static str>,
+    /// As in a pod: it listens on every address, and others are told this one.
+    pub(crate) advertise: Option<&'static str>,
 }
 
 pub(crate) async fn worker(config: WorkerConfig) -> Worker {
@@ -66,7 +69,17 @@ pub(crate) async fn worker(config: WorkerConfig) -> Worker {
 }
 
 pub(crate) async fn worker_with(config: WorkerConfig, with: With) -> Worker {
-    let mut what = Start::new(config, Addresses::loopback(), HashKey::from_bytes(&[1; 32]));
+    let mut addresses = Addresses::loopback();
+    if let Some(host) = with.advertise {
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        addresses = Addresses {
+            control: any,
+            transfer: any,
+            admin: any,
+            advertise: Some(host.to_owned()),
+        };
+    }
+    let mut what = Start::new(config, addresses, HashKey::from_bytes(&[1; 32]));
     what.fault = with.fault;
     what.card_change = with.card_change.map(str::to_owned);
     what.host = with.host.map(str::to_owned);
@@ -74,7 +87,8 @@ pub(crate) async fn worker_with(config: WorkerConfig, with: With) -> Worker {
         what.clock = clock;
     }
     let running = Box::pin(start(what)).await.unwrap();
-    let endpoint = Endpoint::from_shared(format!("http://{}", running.control_address())).unwrap();
+    let endpoint =
+        Endpoint::from_shared(format!("http://{}", running.card().control_address)).unwrap();
     let client = WorkerClient::new(endpoint.connect_lazy());
     Worker { running, client }
 }

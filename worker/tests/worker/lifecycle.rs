@@ -1,8 +1,10 @@
 //! Cancelling, draining, repeating: what ends an operation, and what is left of it (nothing).
 
+use baton_protocol::wire::watch_event::Event;
 use baton_protocol::wire::{self, decode_event, decode_request, prefill_event};
 
-use crate::harness::{Run, Worker, config, next_prefill, simulated, until, worker};
+use crate::harness::{PATIENCE, Run, Worker, config, next_prefill, simulated, until, worker};
+use crate::process::get;
 
 /// A run that would go on for minutes.
 fn endless(name: &str) -> Run {
@@ -17,6 +19,27 @@ async fn phase(
     let mut stream = worker.decode(run.decode(worker, false)).await;
     stream.until(|event| reached(event).then_some(())).await;
     stream
+}
+
+/// Waits until the worker tells its routers that it drains.
+async fn drains(worker: &Worker) {
+    let mut client = worker.client.clone();
+    let request = wire::WatchRequest::default();
+    let mut events = client.watch(request).await.unwrap().into_inner();
+    let told = async {
+        while let Some(event) = events.message().await.unwrap() {
+            if let Some(Event::Draining(wire::Draining { draining: true })) = event.event {
+                return;
+            }
+        }
+        panic!("the stream has ended");
+    };
+    tokio::time::timeout(PATIENCE, told).await.unwrap();
+}
+
+async fn undo(worker: &Worker) {
+    let request = wire::DrainRequest { undo: true };
+    worker.client.clone().drain(request).await.unwrap();
 }
 
 async fn ends_cancelled(mut stream: crate::harness::Decode) {
@@ -200,6 +223,59 @@ async fn a_drain_refuses_what_is_new_lets_run_what_runs_and_can_be_undone() {
     assert_eq!(refused("newer").await, None);
     drop(running);
     worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_over_http_says_what_is_left_and_ends_when_nothing_is_or_when_it_is_undone() {
+    let worker = worker(simulated("w")).await;
+    let admin = worker.running.admin_address().to_string();
+    let ask = |path: &'static str| {
+        let admin = admin.clone();
+        tokio::task::spawn_blocking(move || get(&admin, path))
+    };
+    let running = phase(&worker, &endless("running"), |event| {
+        matches!(event, decode_event::Event::Token(_))
+    })
+    .await;
+    let answer = ask("/drain").await.unwrap();
+    let report = r#"{"drained":false,"operations":1,"leasesOpen":0,"draining":true}"#;
+    assert!(answer.ends_with(report), "{answer}");
+    assert!(ask("/readyz").await.unwrap().starts_with("HTTP/1.1 503"));
+
+    undo(&worker).await;
+    assert!(ask("/readyz").await.unwrap().starts_with("HTTP/1.1 200"));
+    let waiting = ask("/drain?waitSeconds=3600");
+    drains(&worker).await;
+    undo(&worker).await;
+    let answer = waiting.await.unwrap();
+    let report = r#"{"drained":false,"operations":1,"leasesOpen":0,"draining":false}"#;
+    assert!(answer.ends_with(report), "{answer}");
+    assert!(ask("/readyz").await.unwrap().starts_with("HTTP/1.1 200"));
+
+    let waiting = ask("/drain?waitSeconds=3600");
+    drop(running);
+    let answer = waiting.await.unwrap();
+    assert!(
+        answer.contains(r#""drained":true,"operations":0"#),
+        "{answer}"
+    );
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_stops_keeps_nobody_waiting_for_its_drain() {
+    let worker = worker(simulated("w")).await;
+    let admin = worker.running.admin_address().to_string();
+    let running = phase(&worker, &endless("running"), |event| {
+        matches!(event, decode_event::Event::Token(_))
+    })
+    .await;
+    let waiting = tokio::task::spawn_blocking(move || get(&admin, "/drain?waitSeconds=3600"));
+    drains(&worker).await;
+    drop(running);
+    worker.running.stop().await;
+    let answer = waiting.await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -148,7 +148,7 @@ fn serving(command: &mut Command) -> (Child, String) {
     (child, words[6].to_owned())
 }
 
-fn get(address: &str, path: &str) -> String {
+pub(crate) fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
         stream,
@@ -204,5 +204,62 @@ fn it_ends_with_its_parent() {
     let (mut child, admin) = serving(&mut command);
     assert!(get(&admin, "/healthz").starts_with("HTTP/1.1 200"));
     drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_pod_starts_it_from_a_symlinked_file_under_the_pods_address_and_a_drain_before_sigterm_lets_it_end()
+ {
+    let folder = TempDir::new().unwrap();
+    // As a kubelet writes volumes: the file is a link into a folder that is itself a link.
+    let data = folder.path().join("..2026_11_30");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("worker.json"), configuration().to_string()).unwrap();
+    std::os::unix::fs::symlink("..2026_11_30", folder.path().join("..data")).unwrap();
+    let config = folder.path().join("worker.json");
+    std::os::unix::fs::symlink("..data/worker.json", &config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton-worker"));
+    command.arg("serve").stdin(Stdio::null());
+    command.env("BATON_CONFIG", &config);
+    for name in ["BATON_CONTROL", "BATON_TRANSFER", "BATON_ADMIN"] {
+        command.env(name, "0.0.0.0:0");
+    }
+    command.env("BATON_ADVERTISE", "127.0.0.2");
+    let (mut child, admin) = serving(&mut command);
+    let admin = admin.replace("0.0.0.0", "127.0.0.2");
+
+    let card = get(&admin, "/v1/card");
+    let card =
+        baton_protocol::card::Card::from_json(card.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert!(
+        card.control_address.starts_with("127.0.0.2:"),
+        "{}",
+        card.control_address
+    );
+    let transfer = &card.transports[0].address;
+    assert!(transfer.starts_with("127.0.0.2:"), "{transfer}");
+    for address in [&card.control_address, transfer] {
+        TcpStream::connect(address).unwrap();
+    }
+
+    for wrong in ["soon", "-1", "86401", "1&undo=true"] {
+        let answer = get(&admin, &format!("/drain?waitSeconds={wrong}"));
+        assert!(
+            answer.starts_with("HTTP/1.1 400") && answer.contains("from 0 to 86400"),
+            "{answer}"
+        );
+    }
+    assert!(
+        get(&admin, "/readyz").starts_with("HTTP/1.1 200"),
+        "a wrong drain drains nothing"
+    );
+    let answer = get(&admin, "/drain?waitSeconds=3600");
+    assert!(answer.contains("\"drained\":true"), "{answer}");
+    assert!(get(&admin, "/readyz").starts_with("HTTP/1.1 503"));
+    let told = Command::new("kill")
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(told.success());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
