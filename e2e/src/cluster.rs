@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::binaries::repository;
+use crate::http::Client;
 use crate::skipped;
 use kubectl::Kubectl;
 
@@ -55,7 +56,9 @@ impl Cluster {
     /// It does not start.
     pub fn to_break(nodes: usize) -> Result<Option<Self>> {
         if Self::existing().is_some() {
-            skipped("BATON_E2E_KUBECONFIG is set, and this test breaks the cluster that it runs on");
+            skipped(
+                "BATON_E2E_KUBECONFIG is set, and this test breaks the cluster that it runs on",
+            );
             return Ok(None);
         }
         Self::started(nodes)
@@ -80,6 +83,44 @@ impl Cluster {
     /// It fails; the error is what the program says.
     pub fn program(&self, what: &str, arguments: &[&str]) -> Result<String> {
         program(&with_directory(what, self.folder()?, arguments)?)
+    }
+
+    /// Brings images of `target/images` (or of the folder that `BATON_IMAGES` names) onto every node of a cluster of this test; one
+    /// that exists has to have them. False, after a line that says why, where the machine could not make any.
+    ///
+    /// # Errors
+    /// A node does not take one.
+    pub fn load_images(&self, names: &[&str]) -> Result<bool> {
+        if self.own.is_none() {
+            return Ok(true);
+        }
+        let folder = std::env::var_os("BATON_IMAGES")
+            .map_or_else(|| repository().join("target/images"), PathBuf::from);
+        let mut archives = Vec::new();
+        for name in names {
+            let archive = folder.join(format!("{name}.tar"));
+            if !archive.is_file() {
+                skipped(&format!(
+                    "{} is not there: run `make images`",
+                    archive.display()
+                ));
+                return Ok(false);
+            }
+            archives.push(archive.to_string_lossy().into_owned());
+        }
+        let archives: Vec<&str> = archives.iter().map(String::as_str).collect();
+        self.program("load", &archives)?;
+        Ok(true)
+    }
+
+    /// A client of a Service's port, from this machine.
+    ///
+    /// # Errors
+    /// There is no such Service, or the cluster is not this test's own.
+    pub fn expose(&self, name: &str, service: &str, port: &str) -> Result<Client> {
+        let url = self.program("expose", &[name, service, port])?;
+        let address = url.trim().strip_prefix("http://").context("no URL")?;
+        Ok(Client::new(address.parse()?))
     }
 
     fn existing() -> Option<Result<Self>> {
@@ -108,7 +149,9 @@ impl Cluster {
             skipped(&format!("no cluster on this machine: {}", reason.trim()));
             return Ok(None);
         }
-        let folder = tempfile::Builder::new().prefix("baton-cluster-").tempdir()?;
+        let folder = tempfile::Builder::new()
+            .prefix("baton-cluster-")
+            .tempdir()?;
         let owner = std::process::id().to_string();
         let count = nodes.to_string();
         let arguments = ["--nodes", &count, "--owner", &owner];
@@ -127,7 +170,10 @@ impl Drop for Cluster {
             // What went wrong is on standard error by then, and the guard that `up` started tries once more.
             let ended = with_directory("down", folder.path(), &[]).and_then(|all| program(&all));
             if let Err(error) = ended {
-                skipped(&format!("the end of {}: {error:#}", folder.path().display()));
+                skipped(&format!(
+                    "the end of {}: {error:#}",
+                    folder.path().display()
+                ));
             }
         }
     }

@@ -40,18 +40,26 @@ fn a_control_plane_serves_kubectl_and_ends_without_remains() -> Result<()> {
     // The scheduler: onto a node that is only said to be there.
     kubectl.apply(NODE)?;
     kubectl.run_with(
-        &["apply", "--server-side", "--subresource=status", "--filename=-"],
+        &[
+            "apply",
+            "--server-side",
+            "--subresource=status",
+            "--filename=-",
+        ],
         NODE_STATUS,
     )?;
     // It is not Ready yet when it comes, and that taint is the controllers' to take away.
     kubectl.apply(POD)?;
     let pod = ["pod", "placed", "--namespace=default"];
-    kubectl.until("the pod is bound", SOON, &pod, |pod| {
-        match pod["spec"]["nodeName"].as_str() {
+    kubectl.until(
+        "the pod is bound",
+        SOON,
+        &pod,
+        |pod| match pod["spec"]["nodeName"].as_str() {
             Some("imagined") => Ok(()),
             other => Err(format!("{other:?}")),
-        }
-    })?;
+        },
+    )?;
 
     let Ok(folder) = cluster.folder() else {
         return Ok(());

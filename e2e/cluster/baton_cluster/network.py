@@ -7,7 +7,7 @@ every cluster; only the namespaces' names belong to the whole machine, and they 
 import pathlib
 import subprocess
 
-from .control_plane import ADDRESS
+from .control_plane import ADDRESS, SERVICES
 from .failure import ClusterError
 from .layout import Layout
 
@@ -31,6 +31,8 @@ def create(layout: Layout) -> None:
     _ip("-n", centre, "link", "add", "nodes", "type", "bridge")
     _ip("-n", centre, "addr", "add", f"{ADDRESS}/24", "dev", "nodes")
     _ip("-n", centre, "link", "set", "nodes", "up")
+    # A packet needs a way before kube-proxy's rules give it its real target.
+    _ip("-n", centre, "route", "add", SERVICES, "dev", "nodes")
     for node in nodes:
         own = layout.namespace(f"node-{node}")
         _ip("netns", "add", own)

@@ -81,8 +81,11 @@ def ready(layout: Layout, numbers: list[int], kubectl: Kubectl, within: float) -
 
     def in_the_way() -> str | None:
         nodes = {node["metadata"]["name"]: node for node in kubectl.json("get", "nodes")["items"]}
-        late = [name(number) for number in numbers if not _is_ready(nodes.get(name(number)))]
-        return f"{', '.join(late)} not Ready" if late else None
+        if late := [name(number) for number in numbers if not _is_ready(nodes.get(name(number)))]:
+            return f"{', '.join(late)} not Ready"
+        # A node that has just come back is still said to be Ready from before.
+        answers = [kubectl.works("get", "--raw", f"/api/v1/nodes/{name(number)}/proxy/healthz") for number in numbers]
+        return next((answer for answer in answers if answer), None)
 
     def runs() -> None:
         for number in numbers:

@@ -1,0 +1,159 @@
+//! Real nodes: a worker's image runs as a pod, answers through a Service and from outside, and survives its neighbour's loss of power.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use baton_e2e::cluster::Cluster;
+use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::scenario;
+
+/// A pod whose image is there is Ready long before.
+const SOON: Duration = Duration::from_secs(90);
+/// Kubernetes gives a silent node 40 to 50 s, and looks every few.
+const GIVEN_UP: Duration = Duration::from_secs(150);
+
+#[test]
+fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
+    scenario(async {
+        let Some(cluster) = Cluster::to_break(2)? else {
+            return Ok(());
+        };
+        if !cluster.load_images(&["baton-worker"])? {
+            return Ok(());
+        }
+        let kubectl = cluster.kubectl();
+        let nodes = kubectl.list(&["nodes"])?;
+        ensure!(nodes.len() == 2);
+        for node in &nodes {
+            let labels = &node["metadata"]["labels"];
+            ensure!(
+                labels["topology.kubernetes.io/rack"] == "rack-1",
+                "{labels}"
+            );
+            ensure!(
+                labels["topology.kubernetes.io/zone"] == "zone-1",
+                "{labels}"
+            );
+            ensure!(node["status"]["allocatable"]["nvidia.com/gpu"] == "8");
+        }
+
+        for (name, node) in [("first", "node-1"), ("second", "node-2")] {
+            kubectl.apply(&worker(name, node))?;
+        }
+        kubectl.apply(SERVICE)?;
+        for name in ["first", "second"] {
+            ready(&cluster, name)?;
+            // Through the API server and the node's kubelet: the pod's own port, and its log.
+            let card = format!("/api/v1/namespaces/default/pods/{name}:7002/proxy/v1/card");
+            let card: serde_json::Value =
+                serde_json::from_str(&kubectl.run(&["get", "--raw", &card])?)?;
+            ensure!(card["worker"] == name, "{card}");
+            let log = kubectl.run(&["logs", name, "--namespace=default"])?;
+            ensure!(log.contains("listening control 0.0.0.0:7000"), "{log}");
+        }
+
+        // From this machine through the Service, as many times as it takes to meet both of its pods.
+        let client = cluster.expose("TRIED", "default/workers", "admin")?;
+        let mut met = std::collections::BTreeSet::new();
+        for _ in 0..60 {
+            let card = client.get_json("/v1/card").await?;
+            met.insert(card["incarnation"].to_string());
+        }
+        ensure!(
+            met.len() == 2,
+            "one Service, two pods, and these answered: {met:?}"
+        );
+
+        cluster.program("node-down", &["2"])?;
+        kubectl.until(
+            "the node is given up",
+            GIVEN_UP,
+            &["node", "node-2"],
+            |node| match condition(node, "Ready").0.as_str() {
+                "Unknown" => Ok(()),
+                other => Err(other.to_owned()),
+            },
+        )?;
+        // The Service leads to the one that is left, from then on.
+        for _ in 0..20 {
+            let card = client.get_json("/v1/card").await?;
+            ensure!(met.contains(&card["incarnation"].to_string()), "{card}");
+        }
+        cluster.program("node-up", &["2"])?;
+        let node = kubectl.get(&["node", "node-2"])?;
+        ensure!(condition(&node, "Ready").0 == "True", "{node}");
+        ensure!(node["status"]["allocatable"]["nvidia.com/gpu"] == "8");
+        ready(&cluster, "second")?;
+        Ok(())
+    });
+}
+
+fn ready(cluster: &Cluster, pod: &str) -> Result<()> {
+    let what = format!("pod {pod} is Ready");
+    let arguments = ["pod", pod, "--namespace=default"];
+    cluster.kubectl().until(&what, SOON, &arguments, |pod| {
+        match condition(pod, "Ready").0.as_str() {
+            "True" => Ok(()),
+            _ => Err(pod["status"].to_string()),
+        }
+    })
+}
+
+/// A worker as an operator would start it, with its configuration in an annotation that it reads as a file.
+fn worker(name: &str, node: &str) -> String {
+    let config = serde_json::json!({
+        "name": name,
+        "pool": "tried",
+        "role": "Decode",
+        "model": {"name": "tiny", "source": {"builtin": {"name": "tiny", "seed": 7}}},
+        "engine": {"type": "Builtin"},
+        "kvPool": {"blocks": 64},
+    });
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "labels": {"tried": "worker"},
+            "annotations": {"worker-config": config.to_string()},
+        },
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true},
+            "containers": [{
+                "name": "worker",
+                "image": "localhost/baton-worker:dev",
+                "args": ["serve"],
+                "env": [
+                    {"name": "BATON_CONFIG", "value": "/etc/baton/worker.json"},
+                    {"name": "BATON_CONTROL", "value": "0.0.0.0:7000"},
+                    {"name": "BATON_TRANSFER", "value": "0.0.0.0:7001"},
+                    {"name": "BATON_ADMIN", "value": "0.0.0.0:7002"},
+                    {"name": "BATON_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                ],
+                "ports": [{"name": "admin", "containerPort": 7002}],
+                "readinessProbe": {"httpGet": {"path": "/readyz", "port": "admin"}, "periodSeconds": 1},
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                "securityContext": {"readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": [{"name": "config", "mountPath": "/etc/baton"}],
+            }],
+            "volumes": [{
+                "name": "config",
+                "downwardAPI": {"items": [{"path": "worker.json", "fieldRef": {"fieldPath": "metadata.annotations['worker-config']"}}]},
+            }],
+        },
+    })
+    .to_string()
+}
+
+const SERVICE: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: workers, namespace: default}
+spec:
+  selector: {tried: worker}
+  ports:
+  - {name: admin, port: 80, targetPort: admin}
+"#;
