@@ -5,7 +5,7 @@
 //! | [`arguments`], [`failure`], [`terminal`], [`table`] | the command line, how it ends, what it prints |
 //! | [`up`] | `baton up` |
 //! | [`ask`], [`explain`], [`replay`] | the other commands |
-//! | [`manifests`], [`to_policy`] | files of resources, and their policies as placement has them |
+//! | [`manifests`] | files of resources, and their policies as placement has them |
 //! | [`model`] | models fetched once and kept |
 //! | [`client`], [`records`] | a router over HTTP; decision records from it or from files |
 //!
@@ -23,7 +23,6 @@ mod records;
 mod replay;
 mod table;
 mod terminal;
-mod to_policy;
 mod up;
 
 use std::ffi::OsString;

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_crds::{Problem, Resources, read_documents, read_fleet};
+use baton_crds::placement::to_policy;
+use baton_crds::{Problem, Resources, RoutePolicy, read_documents, read_fleet};
+use baton_placement::policy::Policy;
 
 use crate::failure::wrong_input;
 use crate::terminal::note;
@@ -23,6 +25,11 @@ pub(crate) fn alone(file: &Path) -> anyhow::Result<Resources> {
         .iter()
         .map(|(name, text)| (name.as_str(), text.as_str()));
     accept(read_documents(pairs))
+}
+
+/// One of the policies as placement has it.
+pub(crate) fn policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::Result<Policy> {
+    to_policy(policy, &resources.pools).map_err(|problem| refused(&[problem]))
 }
 
 fn accept(read: Result<Resources, Vec<Problem>>) -> anyhow::Result<Resources> {

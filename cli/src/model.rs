@@ -3,24 +3,14 @@
 mod cache;
 mod wheel;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
-use baton_crds::ModelLocation;
+use baton_crds::{ModelLocation, Weights};
 
 pub(crate) use cache::{Cached, cache_folder};
 
 use crate::terminal::note;
-
-/// What a worker is started with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Weights {
-    File(PathBuf),
-    /// Made by the worker itself.
-    Tiny {
-        seed: u64,
-    },
-}
 
 /// Makes the model's weights be on this machine.
 ///

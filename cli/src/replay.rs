@@ -13,7 +13,6 @@ use crate::arguments::{Output, ReplayArguments};
 use crate::failure::{Verdict, wrong_input};
 use crate::records::{self, Digests, Records};
 use crate::table::{Align, Table};
-use crate::to_policy::to_policy;
 use crate::{manifests, terminal};
 
 /// Good when every record comes out as recorded; with another policy, always.
@@ -157,7 +156,7 @@ fn elsewhere(
         let Some(policy) = resources.policies.iter().find(of_model) else {
             continue;
         };
-        let policy: Policy = to_policy(policy, &resources)?;
+        let policy: Policy = manifests::policy(policy, &resources)?;
         let coefficients = digests.coefficients(&record.coefficients)?;
         decided += 1;
         changed.extend(

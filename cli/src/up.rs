@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_crds::{PoolRole, Resources};
+use baton_crds::{PoolRole, Resources, Weights};
 use baton_placement::policy::Policy;
 use serde_json::{Value, json};
 
@@ -44,8 +44,7 @@ use self::supervise::Supervisor;
 use crate::arguments::{Output, UpArguments};
 use crate::client::{self, Client};
 use crate::failure::Verdict;
-use crate::model::{self, Weights};
-use crate::to_policy::to_policy;
+use crate::model;
 use crate::{manifests, terminal};
 
 /// Where one worker is reached.
@@ -64,7 +63,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     let policies = resources
         .policies
         .iter()
-        .map(|policy| to_policy(policy, &resources))
+        .map(|policy| manifests::policy(policy, &resources))
         .collect::<anyhow::Result<Vec<Policy>>>()?;
     if arguments.check {
         check::possible(&policies)?;

@@ -50,11 +50,7 @@ impl<'a> Findings<'a> {
             return;
         };
         for entry in entries {
-            let path = join(path, &entry.name);
-            match fields.iter().find(|field| field.name == entry.name) {
-                None => self.unknown(entry, &path, fields),
-                Some(field) => self.field(entry, &path, field),
-            }
+            self.known(entry, &join(path, &entry.name), fields);
         }
         for field in fields.iter().filter(|field| field.required) {
             let given = entries
@@ -67,6 +63,14 @@ impl<'a> Findings<'a> {
                     format!("is required: {}", allowed(&field.shape)),
                 );
             }
+        }
+    }
+
+    /// One member of an object, of which `fields` are known.
+    pub(crate) fn known(&mut self, entry: &Entry, path: &str, fields: &[Field]) {
+        match fields.iter().find(|field| field.name == entry.name) {
+            None => self.unknown(entry, path, fields),
+            Some(field) => self.field(entry, path, field),
         }
     }
 
@@ -109,7 +113,14 @@ impl<'a> Findings<'a> {
     fn shape(&mut self, node: &Node, line: u64, path: &str, shape: &Shape) {
         let wrong = |what: &str| format!("found {}{what}, {}", node.shown(), allowed(shape));
         match (shape, &node.value) {
-            (Shape::Foreign, _) | (Shape::Bool, Value::Bool(_)) => {}
+            (Shape::Foreign, _)
+            | (Shape::Bool, Value::Bool(_))
+            | (Shape::Quantity, Value::Integer(_)) => {}
+            (Shape::Quantity, Value::Text(text)) => {
+                if !is_quantity(text) {
+                    self.problem(line, path, wrong(""));
+                }
+            }
             (Shape::Text { form, longest }, Value::Text(text)) => {
                 let length = text.chars().count();
                 if length > *longest {
@@ -151,7 +162,7 @@ impl<'a> Findings<'a> {
                 }
             }
             (Shape::Object(fields), _) => self.object(node, line, path, fields),
-            (Shape::List { of, longest }, Value::List(items)) => {
+            (Shape::List { of, longest, .. }, Value::List(items)) => {
                 if items.len() > *longest {
                     self.problem(line, path, wrong(" items"));
                 }
@@ -217,7 +228,15 @@ fn list(names: &[&str]) -> String {
 fn allowed(shape: &Shape) -> String {
     match shape {
         Shape::Text { form, longest } => match form {
+            Form::Any => format!("must be a text of at most {longest} characters"),
             Form::Free => format!("must be a text of 1 to {longest} characters"),
+            Form::Qualified => {
+                format!("must be a name as nvidia.com/gpu, of at most {longest} characters")
+            }
+            Form::Variable => format!(
+                "must be the name of a variable, of at most {longest} characters: letters, digits, _, - and ., no digit first"
+            ),
+            Form::Time => "must be a time as 2026-01-31T12:00:00Z".to_owned(),
             Form::Label => format!(
                 "must be a DNS label of at most {longest} characters (lower-case letters, digits and -, a letter or digit first and last)"
             ),
@@ -233,6 +252,7 @@ fn allowed(shape: &Shape) -> String {
         Shape::Object(fields) => format!("must be an object with {}", names(fields)),
         Shape::List { longest, .. } => format!("must be a list of at most {longest} items"),
         Shape::Map { longest, .. } => format!("must be an object of at most {longest} entries"),
+        Shape::Quantity => "must be a quantity as 2, \"500m\" or \"8Gi\"".to_owned(),
         Shape::Foreign => "must be what Kubernetes takes there".to_owned(),
     }
 }
@@ -240,7 +260,22 @@ fn allowed(shape: &Shape) -> String {
 fn fits(form: Form, text: &str) -> bool {
     let visible = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
     match form {
+        Form::Any => !text.contains('\0'),
         Form::Free => !text.is_empty() && !text.contains('\0'),
+        Form::Time => !text.is_empty(),
+        Form::Qualified => match text.split_once('/') {
+            Some((domain, name)) => {
+                domain.split('.').all(|part| fits(Form::Label, part)) && is_name(name)
+            }
+            None => is_name(text),
+        },
+        Form::Variable => {
+            !text.is_empty()
+                && !text.starts_with(|c: char| c.is_ascii_digit())
+                && text
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+        }
         Form::Model => visible(text) && !text.contains(char::is_whitespace),
         Form::AbsolutePath => text.starts_with('/') && visible(text),
         Form::Label => {
@@ -253,4 +288,27 @@ fn fits(form: Form, text: &str) -> bool {
                     .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         }
     }
+}
+
+/// The part of a qualified name after its domain.
+fn is_name(text: &str) -> bool {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    text.len() <= 63
+        && edge(text.chars().next())
+        && edge(text.chars().last())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// Digits, perhaps with a point, and one of Kubernetes' suffixes or an exponent. Negative amounts of anything make no sense here.
+fn is_quantity(text: &str) -> bool {
+    const SUFFIXES: [&str; 15] = [
+        "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi",
+    ];
+    let number = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let (digits, suffix) = text.split_at(text.len() - number.len());
+    digits.contains(|c: char| c.is_ascii_digit())
+        && digits.matches('.').count() <= 1
+        && SUFFIXES.contains(&suffix)
 }

@@ -113,6 +113,33 @@ impl Node {
         }
     }
 
+    /// An object of the API server: a tree without lines.
+    pub(crate) fn from_json(json: &serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+        let value = match json {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::Bool(*value),
+            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+                (Some(value), _) => Value::Integer(i128::from(value)),
+                (None, Some(value)) => Value::Integer(i128::from(value)),
+                (None, None) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Value::Text(text.clone()),
+            Json::Array(items) => Value::List(items.iter().map(Self::from_json).collect()),
+            Json::Object(members) => Value::Map(
+                members
+                    .iter()
+                    .map(|(name, value)| Entry {
+                        name: name.clone(),
+                        line: 0,
+                        node: Self::from_json(value),
+                    })
+                    .collect(),
+            ),
+        };
+        Self { line: 0, value }
+    }
+
     /// Without lines, for the typed specs. Members that are null are left out, as the API server does.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;

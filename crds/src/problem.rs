@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Where and what: `FILE:LINE: KIND NAME: PATH: MESSAGE`.
+/// Where and what: `FILE:LINE: KIND NAME: PATH: MESSAGE`; without its first part for an object of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Name of the file, as it was given to the reader.
+    /// Name of the file, as it was given to the reader; empty for an object of a cluster.
     pub file: String,
     /// Line in the file, counted from 1; 0 when the problem is with the file as a whole.
     pub line: u64,
@@ -19,17 +19,19 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
-        if self.line > 0 {
-            write!(f, ":{}", self.line)?;
+        let mut parts = Vec::with_capacity(3);
+        match (self.file.as_str(), self.line) {
+            ("", _) => {}
+            (file, 0) => parts.push(file.to_owned()),
+            (file, line) => parts.push(format!("{file}:{line}")),
         }
-        if !self.object.is_empty() {
-            write!(f, ": {}", self.object)?;
-        }
-        if !self.path.is_empty() {
-            write!(f, ": {}", self.path)?;
-        }
-        write!(f, ": {}", self.message)
+        parts.extend(
+            [&self.object, &self.path, &self.message]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .cloned(),
+        );
+        f.write_str(&parts.join(": "))
     }
 }
 

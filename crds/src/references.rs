@@ -13,29 +13,29 @@ use crate::source::ModelLocation;
 pub(crate) fn named<'a>(
     policy: &RoutePolicy,
     role: PoolRole,
-    resources: &'a Resources,
+    pools: impl IntoIterator<Item = &'a Pool> + Clone,
 ) -> Vec<&'a Pool> {
-    let mut pools: Vec<&Pool> = Vec::new();
-    for (_, found) in followed(policy, role, resources) {
+    let mut named: Vec<&Pool> = Vec::new();
+    for (_, found) in followed(policy, role, pools) {
         for pool in found {
-            if !pools.iter().any(|known| std::ptr::eq(*known, pool)) {
-                pools.push(pool);
+            if !named.iter().any(|known| std::ptr::eq(*known, pool)) {
+                named.push(pool);
             }
         }
     }
-    pools
+    named
 }
 
 /// Each reference of `role` with the pools that it names.
 pub(crate) fn followed<'p, 'a>(
     policy: &'p RoutePolicy,
     role: PoolRole,
-    resources: &'a Resources,
+    pools: impl IntoIterator<Item = &'a Pool> + Clone,
 ) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
     references(policy, role)
         .iter()
         .map(|reference| {
-            let pools = resources.pools.iter();
+            let pools = pools.clone().into_iter();
             (
                 reference,
                 pools
@@ -157,12 +157,7 @@ fn follow(
     resources: &Resources,
     problems: &mut Vec<Problem>,
 ) {
-    let field = if role == PoolRole::Prefill {
-        "prefillPools"
-    } else {
-        "decodePools"
-    };
-    let path = format!("spec.{field}[{index}]");
+    let path = format!("spec.{}[{index}]", role.references());
     let mut wrong = |path: &str, message: String| {
         problems.push(policy.origin.problem(policy.title(), path, message));
     };
@@ -231,8 +226,8 @@ fn follow(
 fn pairs(resources: &Resources) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in &resources.policies {
-        for prefill in named(policy, PoolRole::Prefill, resources) {
-            for decode in named(policy, PoolRole::Decode, resources) {
+        for prefill in named(policy, PoolRole::Prefill, &resources.pools) {
+            for decode in named(policy, PoolRole::Decode, &resources.pools) {
                 let differences = differences(prefill, decode);
                 if !differences.is_empty() {
                     warnings.push(format!(
@@ -313,7 +308,7 @@ fn unused(resources: &Resources) -> Vec<String> {
         .iter()
         .filter(|pool| {
             !resources.policies.iter().any(|policy| {
-                named(policy, pool.role, resources)
+                named(policy, pool.role, &resources.pools)
                     .iter()
                     .any(|other| std::ptr::eq(*other, *pool))
             })

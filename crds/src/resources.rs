@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use crate::check::Findings;
 use crate::node::{self, Node};
 use crate::policy::{PoolReference, RoutePolicySpec};
-use crate::pool::PoolSpec;
+use crate::pool::{LEVELS, PoolSpec};
 use crate::problem::Problem;
 use crate::schema::policy::ROUTE_POLICY;
 use crate::schema::pool::POOL;
@@ -42,10 +42,36 @@ impl PoolRole {
             Self::Decode => "DecodePool",
         }
     }
+
+    /// The role that pools of a kind have.
+    #[must_use]
+    pub fn of_kind(kind: &str) -> Option<Self> {
+        [Self::Prefill, Self::Decode]
+            .into_iter()
+            .find(|role| role.kind() == kind)
+    }
+
+    /// As labels have it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    /// The field of a policy that names pools of this role.
+    #[must_use]
+    pub fn references(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefillPools",
+            Self::Decode => "decodePools",
+        }
+    }
 }
 
 /// A `PrefillPool` or a `DecodePool`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pool {
     pub role: PoolRole,
     pub metadata: Metadata,
@@ -54,7 +80,7 @@ pub struct Pool {
 }
 
 /// A `RoutePolicy`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RoutePolicy {
     pub metadata: Metadata,
     pub spec: RoutePolicySpec,
@@ -69,6 +95,16 @@ pub struct Metadata {
     pub namespace: String,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Counts changes of the spec in a cluster; 1 where there is none.
+    #[serde(default = "first_generation")]
+    pub generation: i64,
+    /// RFC 3339; only in a cluster.
+    #[serde(default, rename = "creationTimestamp")]
+    pub created: Option<String>,
+}
+
+fn first_generation() -> i64 {
+    1
 }
 
 fn default_namespace() -> String {
@@ -76,10 +112,11 @@ fn default_namespace() -> String {
 }
 
 /// The document that an object was read from, so that a later finding can name its line.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Origin {
+    /// Empty for an object of a cluster.
     pub file: String,
-    document: Node,
+    pub(crate) document: Node,
 }
 
 impl Origin {
@@ -123,13 +160,13 @@ impl RoutePolicy {
         role: PoolRole,
         resources: &'a Resources,
     ) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
-        references::followed(self, role, resources)
+        references::followed(self, role, &resources.pools)
     }
 
     /// The pools of `resources` that this policy's references of `role` name, in the order of the references.
     #[must_use]
     pub fn pools<'a>(&self, role: PoolRole, resources: &'a Resources) -> Vec<&'a Pool> {
-        references::named(self, role, resources)
+        references::named(self, role, &resources.pools)
     }
 }
 
@@ -220,7 +257,7 @@ fn collect<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> (Resource
 }
 
 /// The kinds, with the fields of their specs.
-fn spec_fields(kind: &str) -> Option<&'static [Field]> {
+pub(crate) fn spec_fields(kind: &str) -> Option<&'static [Field]> {
     match kind {
         "PrefillPool" | "DecodePool" => Some(POOL),
         "RoutePolicy" => Some(ROUTE_POLICY),
@@ -253,11 +290,11 @@ fn read_one(
 
     if let Some(fields) = check_type(&document, &kind, &mut findings) {
         let top = [
-            required("apiVersion", Shape::Foreign),
-            required("kind", Shape::Foreign),
-            required("metadata", Shape::Object(METADATA)),
-            required("spec", Shape::Object(fields)),
-            field("status", Shape::Foreign),
+            required("apiVersion", "", Shape::Foreign),
+            required("kind", "", Shape::Foreign),
+            required("metadata", "", Shape::Object(METADATA)),
+            required("spec", "", Shape::Object(fields)),
+            field("status", "", Shape::Foreign),
         ];
         findings.object(&document, document.line, "", &top);
         cluster_only.extend(
@@ -276,11 +313,7 @@ fn read_one(
         match kind.as_str() {
             "RoutePolicy" => found = read_policy(origin, resources, &title),
             kind => {
-                let role = if kind == "PrefillPool" {
-                    PoolRole::Prefill
-                } else {
-                    PoolRole::Decode
-                };
+                let role = PoolRole::of_kind(kind).unwrap_or(PoolRole::Decode);
                 found = read_pool(role, origin, resources, &title);
             }
         }
@@ -342,7 +375,7 @@ fn read_pool(
 ) -> Vec<Problem> {
     match typed::<PoolSpec>(&origin, title) {
         Ok((metadata, spec)) => {
-            let problems = rules::pool(&spec, &origin, title);
+            let problems = rules::pool(&spec, &origin, title, Some(&LEVELS));
             if problems.is_empty() {
                 resources.pools.push(Pool {
                     role,
@@ -360,7 +393,7 @@ fn read_pool(
 fn read_policy(origin: Origin, resources: &mut Resources, title: &str) -> Vec<Problem> {
     match typed::<RoutePolicySpec>(&origin, title) {
         Ok((metadata, spec)) => {
-            let problems = rules::policy(&spec, &origin, title);
+            let problems = rules::policy(&spec, &origin, title, Some(&LEVELS));
             if problems.is_empty() {
                 resources.policies.push(RoutePolicy {
                     metadata,
@@ -375,7 +408,10 @@ fn read_policy(origin: Origin, resources: &mut Resources, title: &str) -> Vec<Pr
 }
 
 /// The schema let it through, so this fails only where schema and types disagree.
-fn typed<S: DeserializeOwned>(origin: &Origin, title: &str) -> Result<(Metadata, S), Problem> {
+pub(crate) fn typed<S: DeserializeOwned>(
+    origin: &Origin,
+    title: &str,
+) -> Result<(Metadata, S), Problem> {
     let mut json = origin.document.to_json();
     let metadata = serde_json::from_value(json["metadata"].take())
         .map_err(|error| origin.problem(title.to_owned(), "metadata", error.to_string()))?;

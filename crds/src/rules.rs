@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::policy::{Mode, NoPrefillAction, PoolReference, RoutePolicySpec};
-use crate::pool::{EngineType, LEVELS, PoolSpec};
+use crate::pool::{EngineType, PoolSpec};
 use crate::problem::Problem;
 use crate::resources::Origin;
 use crate::source::SourceError;
@@ -11,7 +11,13 @@ use crate::source::SourceError;
 /// In `levelPenaltyMilliseconds`: pairs that share no level.
 const BEYOND: &str = "beyond";
 
-pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem> {
+/// `levels`: the names that levels of topology have; `None` in a cluster, whose operator's configuration names them.
+pub(crate) fn pool(
+    spec: &PoolSpec,
+    origin: &Origin,
+    title: &str,
+    levels: Option<&[&str]>,
+) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut wrong = |path: &str, message: String| {
         problems.push(origin.problem(title.to_owned(), path, message));
@@ -60,6 +66,13 @@ pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem
         );
         wrong("spec.kvPool", message);
     }
+    if spec.rollout.max_surge == 0 && spec.rollout.max_unavailable == 0 {
+        wrong(
+            "spec.rollout",
+            "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced"
+                .to_owned(),
+        );
+    }
     let transports = &spec.kv_pool.transports;
     if transports.is_empty() {
         wrong(
@@ -75,20 +88,23 @@ pub(crate) fn pool(spec: &PoolSpec, origin: &Origin, title: &str) -> Vec<Problem
             );
         }
     }
-    let levels = LEVELS.join(", ");
-    for level in spec
-        .topology
-        .domain
-        .keys()
-        .filter(|level| !LEVELS.contains(&level.as_str()))
-    {
-        let message = format!("{level} is no level of topology, must be one of {levels}");
-        wrong(&format!("spec.topology.domain.{level}"), message);
+    let declared = spec.topology.domain.keys().map(|level| {
+        let path = format!("spec.topology.domain.{level}");
+        (path, level.as_str())
+    });
+    for (path, message) in unknown_levels(declared, levels) {
+        wrong(&path, message);
     }
     problems
 }
 
-pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Vec<Problem> {
+/// `levels`: as with [`pool`].
+pub(crate) fn policy(
+    spec: &RoutePolicySpec,
+    origin: &Origin,
+    title: &str,
+    levels: Option<&[&str]>,
+) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut wrong = |path: &str, message: String| {
         problems.push(origin.problem(title.to_owned(), path, message));
@@ -171,27 +187,18 @@ pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Ve
             );
         }
     }
-    let levels = LEVELS.join(", ");
     let farthest = spec
         .topology
         .farthest_level
         .iter()
-        .map(|level| ("spec.topology.farthestLevel".to_owned(), level));
-    let penalties = spec
-        .cost
-        .level_penalty_milliseconds
-        .keys()
-        .filter(|level| *level != BEYOND);
-    let penalties =
-        penalties.map(|level| (format!("spec.cost.levelPenaltyMilliseconds.{level}"), level));
-    for (path, level) in farthest
-        .chain(penalties)
-        .filter(|(_, level)| !LEVELS.contains(&level.as_str()))
-    {
-        wrong(
-            &path,
-            format!("{level} is no level of topology, must be one of {levels}"),
-        );
+        .map(|level| ("spec.topology.farthestLevel".to_owned(), level.as_str()));
+    let penalties = spec.cost.level_penalty_milliseconds.keys();
+    let penalties = penalties.filter(|level| *level != BEYOND).map(|level| {
+        let path = format!("spec.cost.levelPenaltyMilliseconds.{level}");
+        (path, level.as_str())
+    });
+    for (path, message) in unknown_levels(farthest.chain(penalties), levels) {
+        wrong(&path, message);
     }
     if spec.mode == Mode::Threshold && spec.threshold_tokens.is_none() {
         let message = "is required with mode Threshold: an integer from 0 to 16777216".to_owned();
@@ -203,4 +210,22 @@ pub(crate) fn policy(spec: &RoutePolicySpec, origin: &Origin, title: &str) -> Ve
         });
     }
     problems
+}
+
+/// Paths at which a level is named that is none of `levels`.
+fn unknown_levels<'a>(
+    named: impl Iterator<Item = (String, &'a str)>,
+    levels: Option<&[&str]>,
+) -> Vec<(String, String)> {
+    let Some(levels) = levels else {
+        return Vec::new();
+    };
+    let known = levels.join(", ");
+    named
+        .filter(|(_, level)| !levels.contains(level))
+        .map(|(path, level)| {
+            let message = format!("{level} is no level of topology, must be one of {known}");
+            (path, message)
+        })
+        .collect()
 }

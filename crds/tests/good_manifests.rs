@@ -106,7 +106,7 @@ fn what_is_left_out_has_the_default_of_the_design() {
 #[test]
 fn fields_for_a_cluster_are_one_warning() {
     let text = POOLS
-        .replacen("  topology:", "  accelerator: {resourceName: nvidia.com/gpu, count: 1}\n  rollout: {maxSurge: 1}\n  template: {serviceAccountName: w, spec: {anything: [1]}}\n  topology:", 1)
+        .replacen("  topology:", "  accelerator: {resourceName: nvidia.com/gpu, count: 1}\n  rollout: {maxSurge: 1}\n  template: {serviceAccountName: w, nodeSelector: {a: b}}\n  topology:", 1)
         .replace("  replicas: 2", "  replicas: 2\n  disruption: {minAvailable: 1}");
     let resources = fleet(&[("pools.yaml", &text), ("policy.yaml", POLICY)]);
     assert_eq!(

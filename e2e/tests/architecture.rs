@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Crates of the workspace that each may name in `[dependencies]` and `[build-dependencies]`.
 const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("baton-protocol", &[]),
-    ("baton-crds", &["baton-protocol"]),
+    ("baton-crds", &["baton-protocol", "baton-placement"]),
     ("baton-placement", &["baton-protocol"]),
     ("baton-kernels", &[]),
     ("baton-system", &[]),
@@ -30,11 +30,13 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
         "baton-router",
         &[
             "baton-protocol",
+            "baton-crds",
             "baton-placement",
             "baton-system",
             "baton-telemetry",
         ],
     ),
+    ("baton-operator", &["baton-protocol", "baton-crds"]),
     (
         "baton",
         &[
@@ -76,8 +78,8 @@ const INPUT_AND_OUTPUT: [&str; 6] = ["tokio", "hyper", "axum", "hyper-util", "ru
 /// What only one crate may depend on, by the beginning of its name.
 const ONLY_IN: [(&str, &[&str]); 4] = [
     ("candle", &["baton-worker"]),
-    ("kube", &[]),
-    ("k8s-openapi", &[]),
+    ("kube", &["baton-operator", "baton-router"]),
+    ("k8s-openapi", &["baton-operator", "baton-router"]),
     ("tokenizers", &["baton-router", "baton-worker"]),
 ];
 

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use baton_crds::pool::{EngineType, SimulatedTiming, Transport};
+use baton_crds::pool::EngineType;
 use baton_crds::resources::Metadata;
-use baton_crds::{ModelLocation, Pool, PoolRole, Problem, Resources};
+use baton_crds::{ModelLocation, Pool, PoolRole, Problem, Resources, Weights, WorkerConfiguration};
 use serde_json::{Value, json};
 
-use crate::model::Weights;
-
 /// How long a worker that is told to end waits for what it runs, in seconds.
-pub(crate) const DRAIN_SECONDS: u64 = 5;
+pub(crate) const DRAIN_SECONDS: u32 = 5;
 
 /// One worker to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,60 +133,23 @@ pub(crate) fn worker_configuration(
     weights: Option<&Weights>,
 ) -> Value {
     let pool = &resources.pools[worker.pool];
-    let spec = &pool.spec;
-    let source = match weights {
-        Some(Weights::File(path)) => json!({ "path": path }),
-        Some(Weights::Tiny { seed }) => json!({ "builtin": { "name": "tiny", "seed": seed } }),
-        // A simulated worker reads none.
-        None => json!({ "builtin": { "name": "tiny", "seed": 0 } }),
-    };
-    let mut engine = json!({
-        "type": format!("{:?}", spec.engine.engine_type),
-        "blockSize": spec.engine.block_size,
-    });
-    if let Some(length) = spec.engine.max_model_length {
-        engine["maxModelLength"] = length.into();
-    }
-    if let Some(timing) = &spec.engine.simulated {
-        engine["simulated"] = json!(seeded(timing, &worker.name));
-    }
-    let mut kv_pool = json!({
-        "leaseSeconds": spec.kv_pool.lease_seconds,
-        "transports": spec.kv_pool.transports.iter().map(transport).collect::<Vec<_>>(),
-    });
-    if let Some(blocks) = spec.kv_pool.blocks {
-        kv_pool["blocks"] = blocks.into();
-    }
-    if let Some(bytes) = spec.kv_pool.bytes {
-        kv_pool["bytes"] = bytes.into();
-    }
-    let declared: Vec<_> = spec.topology.path().collect();
-    let topology: Vec<Value> = match declared.as_slice() {
+    let mut topology: Vec<_> = pool.spec.topology.path().collect();
+    if topology.is_empty() {
         // All that is started here runs here.
-        [] => vec![json!({ "level": "host", "domain": "localhost" })],
-        declared => declared
-            .iter()
-            .map(|(level, domain)| json!({ "level": level, "domain": domain }))
-            .collect(),
-    };
-    let mut configuration = json!({
-        "name": worker.name,
-        "pool": pool.metadata.name,
-        "role": match worker.role { PoolRole::Prefill => "Prefill", PoolRole::Decode => "Decode" },
-        "model": {
-            "name": spec.model.name,
-            "revision": spec.model.revision.as_deref().unwrap_or_default(),
-            "source": source,
-        },
-        "engine": engine,
-        "kvPool": kv_pool,
-        "topology": topology,
-        "drainTimeoutSeconds": DRAIN_SECONDS,
-    });
-    if let Some(objective) = tpot_objective(pool, resources) {
-        configuration["tpotObjectiveMilliseconds"] = objective.into();
+        topology.push(("host", "localhost"));
     }
-    configuration
+    let configuration = WorkerConfiguration {
+        spec: &pool.spec,
+        role: worker.role,
+        name: &worker.name,
+        pool: &pool.metadata.name,
+        revision: None,
+        weights,
+        topology,
+        tpot_objective_milliseconds: tpot_objective(pool, resources),
+        drain_seconds: i64::from(DRAIN_SECONDS),
+    };
+    configuration.to_json()
 }
 
 /// The tightest objective of the policies that use the pool: the worker bounds its mixed steps by it.
@@ -204,25 +165,6 @@ fn tpot_objective(pool: &Pool, resources: &Resources) -> Option<i64> {
         })
         .filter_map(|policy| policy.spec.objective.tpot_milliseconds)
         .min()
-}
-
-/// Workers of one pool differ in their noise, the same way at every start.
-fn seeded(timing: &SimulatedTiming, name: &str) -> SimulatedTiming {
-    let hash = blake3::hash(format!("{} {name}", timing.seed.unwrap_or_default()).as_bytes());
-    let bytes = hash.as_bytes();
-    let seed = i64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-    SimulatedTiming {
-        seed: Some(seed),
-        ..timing.clone()
-    }
-}
-
-fn transport(transport: &Transport) -> &'static str {
-    match transport {
-        Transport::Local => "Local",
-        Transport::Shm => "Shm",
-        Transport::Tcp => "Tcp",
-    }
 }
 
 /// The router's list of workers: `[{"name", "control"}]`.

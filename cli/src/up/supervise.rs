@@ -14,7 +14,7 @@ use super::processes::{Process, Processes};
 use crate::terminal::note;
 
 /// A drained child gets this long to end, longer than it drains by itself.
-const PATIENCE: Duration = Duration::from_secs(super::plan::DRAIN_SECONDS + 3);
+const PATIENCE: Duration = Duration::from_secs(super::plan::DRAIN_SECONDS as u64 + 3);
 
 /// What is known of one child from outside.
 #[derive(Debug, Default)]

@@ -1,20 +1,25 @@
 //! Fields of `RoutePolicy`.
 
-use super::{FREE, Field, Form, Shape, field, integer, later, required, text};
+use super::{
+    Field, Form, LABEL_VALUE, Shape, choice, field, integer, later, list, map, required, set, text,
+};
 
 static ALIAS: Shape = text(Form::Model, 128);
 static MILLISECONDS: Shape = integer(0, 3_600_000);
 
 static POOL_REFERENCE: Shape = Shape::Object(&[
-    field("name", text(Form::Label, super::LONGEST_NAME)),
+    field(
+        "name",
+        "One pool, by its name.",
+        text(Form::Label, super::LONGEST_NAME),
+    ),
     field(
         "selector",
+        "All pools of the kind in this namespace with these labels.",
         Shape::Object(&[required(
             "matchLabels",
-            Shape::Map {
-                of: &FREE,
-                longest: 16,
-            },
+            "All of them have to be on the pool; at least one.",
+            map(&LABEL_VALUE, 16),
         )]),
     ),
 ]);
@@ -27,204 +32,204 @@ const WEIGHT: Shape = integer(0, 10_000);
 
 /// Percent over the preset's; the names are those of the cost formula.
 static WEIGHTS: &[Field] = &[
-    field("wq", WEIGHT),
-    field("wt", WEIGHT),
-    field("wm", WEIGHT),
-    field("lambda", WEIGHT),
-    field("wo", WEIGHT),
-    field("wd", WEIGHT),
-    field("v", WEIGHT),
-    field("uq", WEIGHT),
+    field("wq", "A millisecond in the queue.", WEIGHT),
+    field(
+        "wt",
+        "A millisecond of prefill, of exposed transfer and of what comes before the first token.",
+        WEIGHT,
+    ),
+    field("wm", "A millisecond of machine time taken.", WEIGHT),
+    field(
+        "lambda",
+        "A millisecond that a stream on the worker waits because of this prefill.",
+        WEIGHT,
+    ),
+    field("wo", "A millisecond of the request's own decode.", WEIGHT),
+    field(
+        "wd",
+        "A millisecond by which its decode slows the streams beside it.",
+        WEIGHT,
+    ),
+    field("v", "Missing an objective.", WEIGHT),
+    field(
+        "uq",
+        "How often the queue counts in the check of the objective for the first token.",
+        WEIGHT,
+    ),
 ];
 
 const SECONDS: Shape = integer(1, 86_400);
 
 static TIMEOUTS: &[Field] = &[
-    field("reserveSeconds", SECONDS),
-    field("prefillStartSeconds", SECONDS),
-    field("prefillSeconds", SECONDS),
-    field("transferSeconds", SECONDS),
-    field("decodeStartSeconds", SECONDS),
-    field("tokenSeconds", SECONDS),
-    field("totalSeconds", SECONDS),
+    field(
+        "reserveSeconds",
+        "From dispatch to the reservation on the decode worker.",
+        SECONDS,
+    ),
+    field(
+        "prefillStartSeconds",
+        "From dispatch to the first prefill step.",
+        SECONDS,
+    ),
+    field(
+        "prefillSeconds",
+        "From the first prefill step to the last block.",
+        SECONDS,
+    ),
+    field(
+        "transferSeconds",
+        "From the last block computed to the last block verified.",
+        SECONDS,
+    ),
+    field(
+        "decodeStartSeconds",
+        "From the KV being there to the first decode step.",
+        SECONDS,
+    ),
+    field("tokenSeconds", "Between two tokens.", SECONDS),
+    field("totalSeconds", "From acceptance to the end.", SECONDS),
 ];
 
 /// `spec` of `RoutePolicy`.
 pub(crate) static ROUTE_POLICY: &[Field] = &[
-    required("model", text(Form::Model, 128)),
+    required("model", "As clients ask for it; its pools have the same in model.name. It cannot be changed: another model is another policy. One policy per model and namespace.", text(Form::Model, 128)),
     field(
-        "aliases",
-        Shape::List {
-            of: &ALIAS,
-            longest: 32,
-        },
+        "aliases", "Other names that clients may use for the model.",
+set(&ALIAS, 32),
     ),
     field(
-        "prefillPools",
-        Shape::List {
-            of: &POOL_REFERENCE,
-            longest: 32,
-        },
+        "prefillPools", "PrefillPools that may prefill for this model, each by name or by labels. None: every request runs whole on a decode worker.",
+list(&POOL_REFERENCE, 32),
     ),
     required(
-        "decodePools",
-        Shape::List {
-            of: &POOL_REFERENCE,
-            longest: 32,
-        },
+        "decodePools", "DecodePools that serve this model, each by name or by labels; at least one.",
+list(&POOL_REFERENCE, 32),
     ),
     field(
-        "mode",
-        Shape::Choice {
-            now: &["Conditional", "Aggregated", "Disaggregated", "Threshold"],
-            later: &[],
-        },
-    ),
-    field("thresholdTokens", integer(0, 16_777_216)),
+        "mode", "Conditional: by cost, for each request. Aggregated: never remote. Disaggregated: always remote. Threshold: remote from thresholdTokens on.",
+        choice(&["Conditional", "Aggregated", "Disaggregated", "Threshold"]),
+    ).or_word("Conditional"),
+    field("thresholdTokens", "Uncached prompt tokens from which on prefill is remote; required with mode Threshold, and only there.", integer(0, 16_777_216)),
     field(
-        "overrides",
-        Shape::Choice {
-            now: &["Ignored", "Allowed"],
-            later: &[],
-        },
-    ),
+        "overrides", "Allowed: a request's header x-baton-mode chooses the mode instead.",
+        choice(&["Ignored", "Allowed"]),
+    ).or_word("Ignored"),
     field(
-        "objective",
+        "objective", "What is to be kept to; it bounds what is admitted to a worker.",
         Shape::Object(&[
-            field("ttftMilliseconds", integer(1, 3_600_000)),
-            field("tpotMilliseconds", integer(1, 3_600_000)),
-            field("endToEndMilliseconds", integer(1, 86_400_000)),
-            field("percentile", integer(1, 99)),
+            field("ttftMilliseconds", "Time to the first token.", integer(1, 3_600_000)),
+            field("tpotMilliseconds", "Time between tokens.", integer(1, 3_600_000)),
+            field("endToEndMilliseconds", "Time to the last token.", integer(1, 86_400_000)),
+            field("percentile", "Percent of requests that the objectives are meant for. Default: the mean.", integer(1, 99)),
         ]),
     ),
     field(
-        "pooling",
-        Shape::Choice {
-            now: &["Pooled", "Strict"],
-            later: &[],
-        },
-    ),
+        "pooling", "Pooled: any worker whose engine can may take a whole request. Strict: prefill workers prefill and nothing else.",
+        choice(&["Pooled", "Strict"]),
+    ).or_word("Pooled"),
     field(
-        "cost",
+        "cost", "The cost formula.",
         Shape::Object(&[
             field(
-                "preset",
+                "preset", "Balanced: latency and machine time. Latency: latency alone.",
                 Shape::Choice {
                     now: &["Balanced", "Latency"],
                     later: &["LookAhead"],
                 },
-            ),
-            field("weights", Shape::Object(WEIGHTS)),
-            field("marginPercent", percent()),
-            field("marginMilliseconds", integer(0, 3_600_000)),
-            field("temperaturePercent", percent()),
+            ).or_word("Balanced"),
+            field("weights", "Percent over the preset's weights; a missing one is 100.", Shape::Object(WEIGHTS)),
+            field("marginPercent", "By how much remote has to be cheaper than local, in percent of the local cost. Default: the preset's.", percent()),
+            field("marginMilliseconds", "By how much remote has to be cheaper than local. Default: the preset's.", integer(0, 3_600_000)),
+            field("temperaturePercent", "How freely a choice is made among plans of nearly the same cost; 0: the cheapest.", percent()),
             field(
-                "levelPenaltyMilliseconds",
-                Shape::Map {
-                    of: &MILLISECONDS,
-                    longest: 8,
-                },
+                "levelPenaltyMilliseconds", "Level of topology to the cost of a hand-off at it; beyond: of pairs that share no level.",
+map(&MILLISECONDS, 8),
             ),
         ]),
     ),
     field(
-        "cache",
+        "cache", "What is known of the workers' prefix caches.",
         Shape::Object(&[
             field(
-                "source",
+                "source", "Events: what workers report. None: nothing is assumed cached.",
                 Shape::Choice {
                     now: &["Events", "None"],
                     later: &["Approximate"],
                 },
-            ),
-            later("ttlSeconds", integer(1, 86_400)),
-            field("staleAfterMilliseconds", integer(1, 3_600_000)),
+            ).or_word("Events"),
+            later("ttlSeconds", "For how long a prefix is assumed cached, with source Approximate.", integer(1, 86_400)),
+            field("staleAfterMilliseconds", "A worker whose report is older counts as stale.", integer(1, 3_600_000)),
         ]),
     ),
     field(
-        "topology",
+        "topology", "Which pairs of workers may hand over.",
         Shape::Object(&[
             field(
-                "enforcement",
-                Shape::Choice {
-                    now: &["Required", "Preferred", "Ignored"],
-                    later: &[],
-                },
-            ),
-            field("farthestLevel", text(Form::Label, 63)),
+                "enforcement", "Required: none beyond farthestLevel. Preferred: such pairs cost more. Ignored: levels do not matter.",
+                choice(&["Required", "Preferred", "Ignored"]),
+            ).or_word("Preferred"),
+            field("farthestLevel", "The farthest level of topology that a pair may share.", text(Form::Label, 63)),
             field(
-                "breaker",
+                "breaker", "When a pair is left alone for a while.",
                 Shape::Object(&[
-                    field("failures", integer(1, 1000)),
-                    field("windowSeconds", integer(1, 86_400)),
-                    field("openSeconds", integer(1, 86_400)),
-                    field("slowdownPercent", integer(101, 100_000)),
+                    field("failures", "Failed hand-offs within the window that open it.", integer(1, 1000)),
+                    field("windowSeconds", "The window.", integer(1, 86_400)),
+                    field("openSeconds", "For how long it stays open.", integer(1, 86_400)),
+                    field("slowdownPercent", "Of the estimated time: transfers slower than that count as failed.", integer(101, 100_000)),
                 ]),
             ),
         ]),
     ),
     field(
-        "onNoPrefill",
+        "onNoPrefill", "What becomes of a request that wants remote prefill when there is none to be had.",
         Shape::Object(&[
             required(
-                "action",
-                Shape::Choice {
-                    now: &["Local", "Queue", "Reject"],
-                    later: &[],
-                },
+                "action", "Local: prefilled by the decode worker, within a budget. Queue: waits. Reject: answered 503.",
+                choice(&["Local", "Queue", "Reject"]),
             ),
-            field("maxConcurrentPerWorker", integer(0, 10_000)),
-            field("queueMilliseconds", integer(0, 3_600_000)),
+            field("maxConcurrentPerWorker", "Budget of local prefills on one worker.", integer(0, 10_000)),
+            field("queueMilliseconds", "With action Queue: how long it waits at most.", integer(0, 3_600_000)),
         ]),
     ),
     field(
-        "fallback",
+        "fallback", "What becomes of a request whose remote path failed.",
         Shape::Object(&[
             field(
-                "localRecompute",
+                "localRecompute", "Bounds of computing it anew on the decode worker.",
                 Shape::Object(&[
-                    field("maxConcurrentPerWorker", integer(0, 10_000)),
-                    field("maxPercent", integer(0, 100)),
+                    field("maxConcurrentPerWorker", "Budget of local prefills on one worker.", integer(0, 10_000)),
+                    field("maxPercent", "Of the requests under way that may be recomputed.", integer(0, 100)),
                 ]),
             ),
-            field("replans", integer(0, 10)),
+            field("replans", "Times that another plan is made.", integer(0, 10)),
         ]),
     ),
     field(
-        "firstToken",
-        Shape::Choice {
-            now: &["Prefill", "Decode"],
-            later: &[],
-        },
-    ),
-    field("timeouts", Shape::Object(TIMEOUTS)),
+        "firstToken", "Who samples the first token of a remote plan. Prefill: it is streamed while the KV is on its way.",
+        choice(&["Prefill", "Decode"]),
+    ).or_word("Prefill"),
+    field("timeouts", "How long a run may stay in a state, in seconds.", Shape::Object(TIMEOUTS)),
     field(
-        "admission",
+        "admission", "How much is taken.",
         Shape::Object(&[
-            field("maxQueuedPerWorker", integer(1, 100_000)),
-            later("priorityClasses", Shape::Foreign),
-            field("retryAfterSeconds", integer(1, 3600)),
+            field("maxQueuedPerWorker", "Requests that may wait on one worker.", integer(1, 100_000)),
+            later("priorityClasses", "Classes of requests by priority.", list(&ALIAS, 16)),
+            field("retryAfterSeconds", "Retry-After of answers 429 and 503.", integer(1, 3600)),
         ]),
     ),
-    later("rollout", Shape::Foreign),
+    later("rollout", "Deciding with a second policy: shadow, canary, analysis.", Shape::Object(&[])),
     field(
-        "verify",
+        "verify", "What is proven of handed-over KV.",
         Shape::Object(&[
             field(
-                "require",
-                Shape::Choice {
-                    now: &["Verified", "EngineTrusted"],
-                    later: &[],
-                },
-            ),
+                "require", "Verified: only paths on which every block is checked. EngineTrusted: engines' own connectors too.",
+                choice(&["Verified", "EngineTrusted"]),
+            ).or_word("EngineTrusted"),
             field(
-                "checksum",
-                Shape::Choice {
-                    now: &["Always", "Sampled", "Off"],
-                    later: &[],
-                },
-            ),
+                "checksum", "Of blocks on Baton's own paths. Always, Sampled (one in sixteen) or Off; identity, generation and layout are always checked.",
+                choice(&["Always", "Sampled", "Off"]),
+            ).or_word("Always"),
         ]),
     ),
-    later("scaling", Shape::Foreign),
+    later("scaling", "Bounds of the ratio of the two pools.", Shape::Object(&[])),
 ];

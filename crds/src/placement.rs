@@ -1,9 +1,7 @@
-//! `RoutePolicy` of the resources → the policy type of `placement`: the one edge where both are known.
+//! `RoutePolicy` → the policy type of `placement`: the one edge where both are known.
 
 use std::collections::BTreeMap;
 
-use baton_crds::policy as from;
-use baton_crds::{PoolRole, Resources, RoutePolicy};
 use baton_placement::policy::{
     AdmissionPolicy, Assurance, BreakerPolicy, CachePolicy, CacheSource, Checksum, CostPolicy,
     Enforcement, FallbackPolicy, FirstToken, LocalRecompute, Mode, NoPrefillAction, Objective,
@@ -11,18 +9,24 @@ use baton_placement::policy::{
     WeightPercents,
 };
 
-use crate::failure::wrong_input;
+use crate::policy as from;
+use crate::problem::Problem;
+use crate::references;
+use crate::resources::{Pool, PoolRole, RoutePolicy};
 
-/// The policy as placement has it. Pools are those of `resources` that the references name, and their transports'
-/// order is the first decode pool's. A name that is not in `resources` (a policy read alone, or with some of its pools)
-/// is taken as it is.
+/// The policy as placement has it. Its pools are those of `pools` that the references name, and its order of transports is the first
+/// decode pool's. A name that is not among `pools` (a policy read alone, or with some of its pools, or before its pools are there) is
+/// taken as it is. Its generation is that of the object, 1 for one that was written in a file.
 ///
 /// # Errors
-/// Placement refuses the policy, or labels select no pool of `resources`; the message names the field.
-pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::Result<Policy> {
+/// Placement refuses the policy, or labels select none of `pools`; the problem names object and field, and the line where there is a
+/// file.
+pub fn to_policy<'a>(
+    policy: &RoutePolicy,
+    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+) -> Result<Policy, Problem> {
     let spec = &policy.spec;
-    let transports = policy
-        .pools(PoolRole::Decode, resources)
+    let transports = references::named(policy, PoolRole::Decode, pools.clone())
         .first()
         .map(|pool| {
             pool.spec
@@ -35,11 +39,11 @@ pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::
         .unwrap_or_default();
     let converted = Policy {
         name: policy.metadata.name.clone(),
-        generation: 1,
+        generation: u64::try_from(policy.metadata.generation).unwrap_or(1),
         model: spec.model.clone(),
         aliases: spec.aliases.clone(),
-        prefill_pools: pools(policy, PoolRole::Prefill, resources)?,
-        decode_pools: pools(policy, PoolRole::Decode, resources)?,
+        prefill_pools: names(policy, PoolRole::Prefill, pools.clone())?,
+        decode_pools: names(policy, PoolRole::Decode, pools)?,
         mode: mode(spec),
         overrides: match spec.overrides {
             from::Overrides::Ignored => Overrides::Ignored,
@@ -80,39 +84,42 @@ pub(crate) fn to_policy(policy: &RoutePolicy, resources: &Resources) -> anyhow::
         transports,
     };
     converted.check().map_err(|error| {
-        wrong_input(format!(
-            "{}:{}: {error}",
-            policy.origin.file,
-            policy.origin.line_of("spec")
-        ))
+        policy
+            .origin
+            .problem(policy.title(), "spec", error.to_string())
     })?;
     Ok(converted)
 }
 
-fn pools(
+fn names<'a>(
     policy: &RoutePolicy,
     role: PoolRole,
-    resources: &Resources,
-) -> anyhow::Result<Vec<String>> {
+    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+) -> Result<Vec<String>, Problem> {
     let mut names: Vec<String> = Vec::new();
-    for (index, (reference, pools)) in policy.references(role, resources).into_iter().enumerate() {
+    for (index, (reference, pools)) in references::followed(policy, role, pools)
+        .into_iter()
+        .enumerate()
+    {
         let mut found: Vec<String> = pools
             .iter()
             .map(|pool| pool.metadata.name.clone())
             .collect();
         if found.is_empty() {
             let Some(name) = &reference.name else {
-                let field = match role {
-                    PoolRole::Prefill => "prefillPools",
-                    PoolRole::Decode => "decodePools",
+                let path = format!("spec.{}[{index}]", role.references());
+                let kind = role.kind();
+                let message = if policy.origin.file.is_empty() {
+                    let namespace = &policy.metadata.namespace;
+                    format!(
+                        "no {kind} of namespace {namespace} has these labels: label one so, or give its name"
+                    )
+                } else {
+                    format!(
+                        "no {kind} here has these labels: give the pools in the same file, or name them"
+                    )
                 };
-                let path = format!("spec.{field}[{index}]");
-                let message = format!(
-                    "no {} here has these labels: give the pools in the same file, or name them",
-                    role.kind()
-                );
-                let problem = policy.origin.problem(policy.title(), &path, message);
-                return Err(wrong_input(problem.to_string()));
+                return Err(policy.origin.problem(policy.title(), &path, message));
             };
             found.push(name.clone());
         }
@@ -278,16 +285,15 @@ fn count(value: i64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use baton_crds::read_documents;
-
     use super::*;
+    use crate::read_documents;
 
-    fn policy(spec: &str) -> anyhow::Result<Policy> {
+    fn policy(spec: &str) -> Result<Policy, Problem> {
         let text = format!(
             "apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: p}}\nspec:\n  model: m\n  decodePools: [{{name: d}}]\n{spec}"
         );
         let resources = read_documents([("p.yaml", text.as_str())]).unwrap();
-        to_policy(&resources.policies[0], &resources)
+        to_policy(&resources.policies[0], &resources.pools)
     }
 
     #[test]
@@ -306,7 +312,7 @@ mod tests {
         let read = |second: &str| {
             let text = text(second);
             let resources = read_documents([("p.yaml", text.as_str())]).unwrap();
-            to_policy(&resources.policies[0], &resources)
+            to_policy(&resources.policies[0], &resources.pools)
         };
         let policy = read("{selector: {matchLabels: {a: b}}}").unwrap();
         assert_eq!(policy.prefill_pools, ["far"]);
