@@ -209,6 +209,35 @@ fn engines_and_kubernetes_stay_where_they_belong() -> Result<()> {
     report(&problems)
 }
 
+/// The request path does not know Kubernetes: in the router one module does, and what compiles it is behind that module.
+#[test]
+fn the_router_names_kubernetes_in_one_module() -> Result<()> {
+    let router = repository().join("router");
+    let mut files = Vec::new();
+    for part in ["src", "tests"] {
+        sources(&router.join(part), &mut files)?;
+    }
+    let mut problems = Vec::new();
+    let mut found = 0;
+    for path in files {
+        let text = std::fs::read_to_string(&path)?;
+        let shown = path.strip_prefix(&router).unwrap_or(&path);
+        let own = shown == Path::new("src/cluster.rs") || shown.starts_with("src/cluster");
+        for name in ["kube::", "k8s_openapi::", "baton_crds::"] {
+            if !text.contains(name) {
+                continue;
+            }
+            found += 1;
+            if !own {
+                problems.push(format!("{} names {name}", shown.display()));
+            }
+        }
+    }
+    // What finds nothing where there is some proves nothing.
+    ensure!(found > 1, "found {found} in all");
+    report(&problems)
+}
+
 #[test]
 fn every_file_says_its_subject_first_and_is_short() -> Result<()> {
     let mut problems = Vec::new();

@@ -1,8 +1,9 @@
 //! The admin port: health and metrics for probes and scrapers; fleet, decisions and policies for people, behind a token where
 //! one is set. Never on the public port.
 //!
-//! - [`token`]: the bearer token.
+//! - [`token`]: the bearer token. [`readiness`]: when the router is ready.
 
+pub mod readiness;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -29,9 +30,10 @@ use crate::fleet::{Workers, listing};
 use crate::learning::Learning;
 use crate::metrics::{Metrics, PathLabels, StateLabels};
 use crate::openai::error;
-use crate::policy::{ListedPolicy, PolicyFile};
+use crate::policy::{ListedPolicy, Policies, Refusal};
 use crate::records::{Named, Records};
 use crate::run::Dispatch;
+use readiness::Readiness;
 use token::Token;
 
 /// A run that has just ended may not be recorded yet: its record is waited for.
@@ -44,7 +46,8 @@ const LAST: usize = 20;
 pub struct Admin {
     pub dispatch: Arc<dyn Dispatch>,
     pub workers: Arc<Workers>,
-    pub policies: Arc<PolicyFile>,
+    pub policies: Arc<Policies>,
+    pub readiness: Readiness,
     pub learning: Arc<Learning>,
     pub records: Arc<Records>,
     pub metrics: Arc<Metrics>,
@@ -103,7 +106,7 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     if admin.draining.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining").into_response();
     }
-    match admin.dispatch.ready() {
+    match admin.readiness.look(&*admin.dispatch, admin.clock.now()) {
         Ok(()) => "ready".into_response(),
         Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, missing).into_response(),
     }
@@ -158,11 +161,11 @@ async fn fleet(State(admin): State<Arc<Admin>>) -> Response {
     .into_response()
 }
 
-/// `GET /v1/policies`: what is in force, and why a later file is not.
+/// `GET /v1/policies`: what is in force, and why something else is not.
 #[derive(Debug, Serialize)]
-struct Policies {
+struct PolicyListing {
     policies: Vec<ListedPolicy>,
-    refused: Option<String>,
+    refused: Vec<Refusal>,
 }
 
 /// `GET /v1/policies/{digest}`: a policy that a record names, whether it is in force or not.
@@ -206,7 +209,7 @@ async fn policies(State(admin): State<Arc<Admin>>) -> Response {
         .iter()
         .map(|handle| ListedPolicy::from(handle.as_ref()))
         .collect();
-    axum::Json(Policies {
+    axum::Json(PolicyListing {
         policies,
         refused: in_force.refused.clone(),
     })

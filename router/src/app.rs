@@ -1,8 +1,9 @@
 //! One router process: everything built from its flags, and ended in order.
 //!
-//! - [`flags`]: the command line.
+//! - [`flags`]: the command line. `sources`: where workers and policies come from.
 
 pub mod flags;
+mod sources;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,15 +28,14 @@ use crate::admin::{self, Admin};
 use crate::clock::Clock;
 use crate::dispatch::{Dispatcher, Parts};
 use crate::fleet::artifacts::Artifacts;
-use crate::fleet::discovery::{Discovery, WorkersFile};
 use crate::fleet::{Workers, watch as follow};
 use crate::front::access::Open;
 use crate::front::{Front, FrontConfig, serve};
 use crate::learning::Learning;
 use crate::metrics::Metrics;
-use crate::policy::PolicyFile;
 use crate::records::Records;
 use flags::Flags;
+use sources::{Found, Sources};
 
 /// After the front has ended, runs are already cancelled or done: this bounds their last cancellations.
 const LAST_CANCELLATIONS: Duration = Duration::from_secs(3);
@@ -56,6 +56,9 @@ fn wrong(error: impl std::fmt::Display) -> WrongInput {
 pub async fn run(mut flags: Flags) -> Result<()> {
     flags.tracing =
         Settings::read(&flags.traces, |name| std::env::var(name).ok()).map_err(wrong)?;
+    flags
+        .complete(|name| std::env::var(name).ok())
+        .map_err(wrong)?;
     let told = until_told(flags.exit_on_stdin_eof);
     serve_until(flags, System::machine(), Clock::start(), told).await
 }
@@ -78,9 +81,9 @@ pub async fn serve_until(
         .transpose()
         .map_err(wrong)?
         .map(Arc::new);
-    let (policies, contents) = PolicyFile::open(&flags.policy_file, clock).map_err(wrong)?;
-    let policies = Arc::new(policies);
-    let (workers_file, list) = WorkersFile::open(&flags.workers_file).map_err(wrong)?;
+    let sources = Sources::open(&flags, clock).await?;
+    let policies = Arc::new(sources.policies());
+    let readiness = sources.readiness();
     let access = flags.front.access().map_err(wrong)?;
 
     let metrics = Arc::new(Metrics::new());
@@ -111,23 +114,29 @@ pub async fn serve_until(
         learning.clone(),
         metrics.clone(),
     ));
-    let (lists, listed) = watch::channel(list);
+    let (lists, listed) = watch::channel(sources.workers());
     tasks.spawn(follow::supervise(
         workers.clone(),
         listed,
         system.network.clone(),
         stop.clone(),
     ));
-    tasks.spawn(workers_file.run(lists, stop.clone()));
-    tasks.spawn(policies.clone().follow(contents, stop.clone()));
+    let found = Found {
+        lists,
+        workers: workers.clone(),
+        policies: policies.clone(),
+        metrics: metrics.clone(),
+        clock,
+    };
+    sources.follow(found, &tasks, &stop);
 
-    let tracer = match flags.tracing {
+    let tracer = match flags.tracing.clone() {
         None => Tracer::off(),
         Some(settings) => {
             let identity = [
                 ("service.name", "baton-router".to_owned()),
                 ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
-                ("service.instance.id", flags.router_id.clone()),
+                ("service.instance.id", flags.router_id().to_owned()),
             ];
             let (tracer, exporter) = Exporter::new(settings, identity, &metrics.spans);
             // Ends after `stop`, with what the last runs have left.
@@ -136,7 +145,7 @@ pub async fn serve_until(
         }
     };
     let dispatcher = Dispatcher::new(Parts {
-        router: flags.router_id.clone(),
+        router: flags.router_id().to_owned(),
         clock,
         workers: workers.clone(),
         policies: policies.clone(),
@@ -170,6 +179,7 @@ pub async fn serve_until(
         dispatch: Arc::new(dispatcher.clone()),
         workers,
         policies,
+        readiness,
         learning,
         records: records.clone(),
         metrics,
@@ -178,7 +188,7 @@ pub async fn serve_until(
         draining: front.shutdown().clone(),
     });
     info!(
-        listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id, requests = %open,
+        listen = %public.local_addr()?, admin = %private.local_addr()?, router = flags.router_id(), requests = %open,
         admin_requests = if token.is_some() { "with the admin token" } else { "open to all" }, memory_bound_mib,
         "router started"
     );

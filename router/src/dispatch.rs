@@ -30,7 +30,7 @@ use crate::clock::Clock;
 use crate::fleet::{View, Workers};
 use crate::learning::Learning;
 use crate::metrics::Metrics;
-use crate::policy::{PolicyFile, PolicyHandle};
+use crate::policy::{Policies, PolicyHandle};
 use crate::records::Records;
 use crate::run::{Dispatch, ModelListing, RunHandle, RunRequest, TextArtifacts, channel};
 
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) router: String,
     pub(crate) clock: Clock,
     pub(crate) workers: Arc<Workers>,
-    pub(crate) policies: Arc<PolicyFile>,
+    pub(crate) policies: Arc<Policies>,
     pub(crate) learning: Arc<Learning>,
     pub(crate) records: Arc<Records>,
     pub(crate) metrics: Arc<Metrics>,
@@ -66,7 +66,7 @@ pub struct Parts {
     pub router: String,
     pub clock: Clock,
     pub workers: Arc<Workers>,
-    pub policies: Arc<PolicyFile>,
+    pub policies: Arc<Policies>,
     pub learning: Arc<Learning>,
     pub records: Arc<Records>,
     pub metrics: Arc<Metrics>,
@@ -173,25 +173,32 @@ impl Dispatch for Dispatcher {
         }))
     }
 
-    fn ready(&self) -> Result<(), String> {
+    fn unserved(&self) -> Vec<String> {
         let in_force = self.shared.policies.in_force();
         let view = self.shared.workers.view();
-        let mut missing = Vec::new();
-        for policy in &in_force.set.policies {
+        let missing = |policy: &PolicyHandle| {
             let up = Self::members(&view, policy).any(|(index, member)| {
                 view.fleet.workers.state[index] == WorkerState::Ready
                     && policy.policy.decode_pools.contains(&member.card.pool)
             });
+            let model = &policy.model;
             if !up {
-                missing.push(format!("model {}: no decode worker is up", policy.model));
+                Some(format!("model {model}: no decode worker is up"))
             } else if self.artifacts(policy).is_none() {
-                missing.push(format!(
-                    "model {}: its tokenizer is not here yet",
-                    policy.model
-                ));
+                Some(format!("model {model}: its tokenizer is not here yet"))
             } else {
-                return Ok(());
+                None
             }
+        };
+        let policies = in_force.set.policies.iter();
+        policies.filter_map(|policy| missing(policy)).collect()
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let policies = self.shared.policies.in_force().set.policies.len();
+        let missing = self.unserved();
+        if missing.len() < policies {
+            return Ok(());
         }
         Err(missing.join("; "))
     }

@@ -3,7 +3,8 @@
 //! - [`discovery`]: which workers there are.
 //! - [`watch`]: one worker's stream, followed for ever. [`state`]: what is known from it (pure).
 //! - [`own`]: this router's dispatches that no report counts yet (pure).
-//! - [`pairs`]: whose KV means the same on whom (pure). [`snapshot`]: all of it as placement reads it (pure).
+//! - [`pairs`]: whose KV means the same on whom (pure). [`topology`]: where a worker is (pure).
+//! - [`snapshot`]: all of it as placement reads it (pure). [`view`]: the snapshot of now.
 //! - [`artifacts`]: tokenizers and chat templates by digest.
 //! - [`listing`]: `GET /v1/fleet`.
 
@@ -16,16 +17,17 @@ pub mod pairs;
 pub(crate) mod samples;
 pub mod snapshot;
 pub mod state;
+pub mod topology;
+pub mod view;
 pub mod watch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use baton_placement::coefficients::CoefficientSet;
-use baton_placement::fleet::{BreakerState, Fleet, OwnDispatches};
+use baton_placement::fleet::OwnDispatches;
 use baton_placement::index::{ExactIndex, PrefixHits, PrefixIndex};
 use baton_protocol::card::Card;
 use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};
@@ -35,53 +37,15 @@ use parking_lot::{Mutex, RwLock};
 use tonic::transport::Channel;
 
 use crate::clock::{Clock, Moment};
-use crate::learning::{Learning, link_prior, worker_prior};
+use crate::learning::Learning;
 use crate::metrics::Metrics;
 use artifacts::Artifacts;
+use discovery::Listed;
 use own::{OwnLedger, Ticket};
 use pairs::Pairs;
-use snapshot::{DomainPath, Parts, Promise};
+use snapshot::Promise;
 use state::{Change, Tracked, WatchError};
-
-/// A new coefficient set at most so often: each one that a decision used is a file.
-const NEW_COEFFICIENTS_EVERY: Duration = Duration::from_secs(1);
-/// With a breaker that is not closed, the view is made anew so often: an open link becomes half-open by time alone.
-const BREAKER_LOOK: Duration = Duration::from_millis(250);
-
-/// A worker of a view.
-#[derive(Clone, Debug)]
-pub struct Member {
-    pub id: WorkerId,
-    pub card: Arc<Card>,
-    pub client: WorkerClient<Channel>,
-    /// What pairing reads of its card, as a key.
-    pub class: String,
-    pub path: DomainPath,
-}
-
-impl Member {
-    /// Name of its nearest known domain.
-    pub fn domain(&self) -> String {
-        self.path
-            .iter()
-            .flatten()
-            .next()
-            .cloned()
-            .unwrap_or_default()
-    }
-}
-
-/// An immutable picture: what placement reads, and how to reach whom it names.
-#[derive(Debug)]
-pub struct View {
-    pub fleet: Arc<Fleet>,
-    /// By the position that placement names.
-    pub members: Vec<Member>,
-    pub pairs: Arc<Pairs>,
-    /// How many changes it shows.
-    changes: u64,
-    expires: Option<Moment>,
-}
+pub use view::{Member, View};
 
 /// A promise of bytes on a link, to be given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,7 +75,8 @@ struct Inner {
 #[derive(Debug)]
 pub struct Workers {
     pub clock: Clock,
-    routers: u32,
+    /// That share the workers, this one included.
+    routers: AtomicU32,
     key: HashKey,
     inner: Mutex<Inner>,
     index: RwLock<ExactIndex>,
@@ -149,16 +114,10 @@ impl Workers {
             renamed: true,
             named: (0, 0),
         };
-        let view = View {
-            fleet: Arc::new(empty_fleet(&inner)),
-            members: Vec::new(),
-            pairs: inner.pairs.clone(),
-            changes: 0,
-            expires: None,
-        };
+        let view = View::empty(&inner);
         Self {
             clock,
-            routers,
+            routers: AtomicU32::new(routers),
             key,
             inner: Mutex::new(inner),
             index: RwLock::default(),
@@ -168,21 +127,6 @@ impl Workers {
             learning,
             metrics,
         }
-    }
-
-    /// The picture of now: made anew if something has changed since the last one.
-    pub fn view(&self) -> Arc<View> {
-        let now = self.clock.now();
-        let current = self.view.load();
-        if self.is_current(&current, now) {
-            return current.clone();
-        }
-        self.make_view(now)
-    }
-
-    fn is_current(&self, view: &View, now: Moment) -> bool {
-        view.changes == self.changes.load(Ordering::Acquire)
-            && view.expires.is_none_or(|expires| now < expires)
     }
 
     fn changed(&self) {
@@ -224,18 +168,34 @@ impl Workers {
         (hits, first)
     }
 
+    /// How many routers share the workers, this one included.
+    pub fn shared_by(&self, routers: u32) {
+        if self.routers.swap(routers, Ordering::Relaxed) != routers {
+            self.changed();
+        }
+    }
+
     /// A worker was found: it is known from now on, without a card yet.
-    pub(crate) fn add(&self, id: &WorkerId, client: WorkerClient<Channel>) {
+    pub(crate) fn add(&self, listed: &Listed, client: WorkerClient<Channel>) {
+        let id = &listed.name;
         let mut inner = self.inner.lock();
         let slot = inner.free_slots.pop().unwrap_or_else(|| {
             let slot = inner.next_slot;
             inner.next_slot += 1;
             slot
         });
-        inner
-            .tracked
-            .insert(id.clone(), Tracked::new(id.clone(), slot));
+        let mut tracked = Tracked::new(id.clone(), slot);
+        tracked.listed(listed.domains.clone(), listed.leaving);
+        inner.tracked.insert(id.clone(), tracked);
         inner.clients.insert(id.clone(), client);
+        self.changed();
+    }
+
+    /// The same worker is listed in another way.
+    pub(crate) fn relist(&self, listed: &Listed) {
+        if let Some(tracked) = self.inner.lock().tracked.get_mut(&listed.name) {
+            tracked.listed(listed.domains.clone(), listed.leaving);
+        }
         self.changed();
     }
 
@@ -371,99 +331,6 @@ impl Workers {
     pub fn index_blocks(&self) -> usize {
         self.index.read().blocks()
     }
-
-    fn make_view(&self, now: Moment) -> Arc<View> {
-        let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        // Before anything is read: what changes from here on is shown by the next one.
-        let changes = self.changes.load(Ordering::Acquire);
-        let current = self.view.load();
-        if self.is_current(&current, now) {
-            // Somebody else made it while this one waited for the lock.
-            return current.clone();
-        }
-        // Under the lock too, so that an older reading never replaces a newer one.
-        let learnt = self.learning.learnt(now);
-        inner.version += 1;
-        let known: Vec<(&Tracked, &Arc<Card>)> = inner
-            .tracked
-            .values()
-            .filter_map(|tracked| Some((tracked, tracked.card.as_ref()?)))
-            .collect();
-        let cards: Vec<(&Tracked, &Card)> = known
-            .iter()
-            .map(|(tracked, card)| (*tracked, card.as_ref()))
-            .collect();
-        let levels = snapshot::levels(cards.iter().map(|(_, card)| *card));
-        let links = learnt
-            .links
-            .iter()
-            .filter(|link| link.coefficients.is_some());
-        let names = (cards.len(), links.count());
-        let renamed = std::mem::take(&mut inner.renamed) || names != inner.named;
-        if renamed || now >= inner.coefficients_made.plus(NEW_COEFFICIENTS_EVERY) {
-            let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
-            if set != *inner.coefficients {
-                inner.digest = set.digest();
-                inner.coefficients = Arc::new(set);
-            }
-            inner.coefficients_made = now;
-            inner.named = names;
-        }
-        let workers: Vec<(&Tracked, &Card, OwnDispatches)> = cards
-            .iter()
-            .map(|(tracked, card)| (*tracked, *card, inner.own.sum(&tracked.id)))
-            .collect();
-        let promises: Vec<Promise> = inner.promises.values().cloned().collect();
-        let parts = Parts {
-            version: inner.version,
-            routers: self.routers,
-            levels: &levels,
-            workers: &workers,
-            pairs: &inner.pairs,
-            coefficients: &inner.coefficients,
-            digest: &inner.digest,
-            learnt: &learnt,
-            promises: &promises,
-        };
-        let fleet = snapshot::build(&parts, now).unwrap_or_else(|error| {
-            // Cannot happen: every class and link named is in the set. An empty fleet refuses, it never misleads.
-            tracing::error!(%error, "the fleet snapshot does not hold together");
-            empty_fleet(inner)
-        });
-        let members = fleet
-            .workers
-            .id
-            .iter()
-            .filter_map(|id| {
-                let tracked = inner.tracked.get(id)?;
-                let card = tracked.card.clone()?;
-                Some(Member {
-                    id: id.clone(),
-                    client: inner.clients.get(id)?.clone(),
-                    class: tracked.class.clone(),
-                    path: snapshot::path(&card, &levels),
-                    card,
-                })
-            })
-            .collect();
-        let silent = inner.tracked.values().filter_map(Tracked::silent_at);
-        let breaker = learnt
-            .links
-            .iter()
-            .any(|link| link.breaker != BreakerState::Closed)
-            .then(|| now.plus(BREAKER_LOOK));
-        let view = Arc::new(View {
-            fleet: Arc::new(fleet),
-            members,
-            pairs: inner.pairs.clone(),
-            changes,
-            expires: silent.filter(|at| *at > now).chain(breaker).min(),
-        });
-        // Under the lock, so that an older picture never replaces a newer one.
-        self.view.store(view.clone());
-        view
-    }
 }
 
 impl Inner {
@@ -476,20 +343,4 @@ impl Inner {
             .collect();
         self.pairs = Arc::new(Pairs::of(&cards));
     }
-}
-
-fn empty_fleet(inner: &Inner) -> Fleet {
-    let nothing = Arc::new(CoefficientSet::default());
-    let parts = Parts {
-        version: inner.version,
-        routers: 1,
-        levels: &[],
-        workers: &[],
-        pairs: &Pairs::default(),
-        coefficients: &nothing,
-        digest: &nothing.digest(),
-        learnt: &snapshot::Learnt::default(),
-        promises: &[],
-    };
-    snapshot::build(&parts, Moment::default()).unwrap_or_else(|_| unreachable!("nothing is named"))
 }

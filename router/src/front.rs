@@ -2,7 +2,7 @@
 //!
 //! In the order in which a request passes them:
 //! - [`serve`]: a port. [`seats`]: connections at a time. `connection`: one of them; [`patience`]: with a client that does not read.
-//! - [`tls`], [`access`], [`keys`]: who may come in. [`followed`]: files that say so, read again when they change.
+//! - [`tls`], [`access`], [`keys`]: who may come in.
 //! - [`headers`]: request ids, `x-baton-mode`, trace context.
 //! - [`generate`]: a chat or completion request, from its body to a run.
 //! - [`body`], [`reading`], [`prompt`]: a body, a request, its tokens.
@@ -40,7 +40,6 @@ mod connection;
 pub mod descriptors;
 pub mod draws;
 pub mod flags;
-pub mod followed;
 pub mod gate;
 pub mod generate;
 pub mod headers;

@@ -16,7 +16,8 @@ use baton_protocol::ids::WorkerId;
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::fleet::snapshot::{DomainPath, Learnt, LinkFacts, link_name};
+use crate::fleet::snapshot::{Learnt, LinkFacts, link_name};
+use crate::fleet::topology::DomainPath;
 
 /// Until a worker publishes what it measured at its start.
 pub fn worker_prior() -> WorkerCoefficients {

@@ -6,13 +6,16 @@
 //! - [`dispatch`]: places a run, tries plans on workers, decides about failures.
 //! - [`fleet`]: what is known of the workers. [`policy`]: how to place. [`learning`]: what runs teach.
 //! - [`records`]: why each request went where. [`trace`]: its spans. [`metrics`], [`admin`]: for people and scrapers.
+//! - [`cluster`]: workers and policies from a Kubernetes API server; [`followed`]: from files.
 //! - [`app`]: one process from its flags.
 
 pub mod admin;
 pub mod app;
 pub mod clock;
+pub mod cluster;
 pub mod dispatch;
 pub mod fleet;
+pub mod followed;
 pub mod front;
 pub mod learning;
 pub mod metrics;

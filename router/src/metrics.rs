@@ -66,6 +66,11 @@ pub struct ModelLabels {
     pub model: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabels {
+    pub kind: &'static str,
+}
+
 type Ratio = Gauge<f64, AtomicU64>;
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
@@ -91,6 +96,7 @@ pub struct Metrics {
     pub index_gaps: Counter,
     pub record_overflow: Counter,
     pub illegal_events: Counter,
+    pub watch_errors: Family<KindLabels, Counter>,
     pub spans: Counts,
 }
 
@@ -144,6 +150,7 @@ impl Metrics {
             index_gaps: Counter::default(),
             record_overflow: Counter::default(),
             illegal_events: Counter::default(),
+            watch_errors: Family::default(),
             spans: Counts::default(),
         };
         metrics.register();
@@ -249,6 +256,11 @@ impl Metrics {
             "illegal_events",
             "Reports of workers that no run could have made",
             self.illegal_events.clone(),
+        );
+        registry.register(
+            "cluster_watch_errors",
+            "Tries to list or watch the API server that failed, by what was to be seen",
+            self.watch_errors.clone(),
         );
         registry.register(
             "spans",

@@ -1,22 +1,20 @@
-//! Policies in force: read from a file, checked, kept by generation. A file that cannot be honoured leaves the last good one in force.
+//! Policies in force, from a file or from a cluster: what requests are served under, and which policies are refused and why.
+//!
+//! - [`file`]: a list of policies in one file.
+
+pub mod file;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use baton_placement::policy::{Overrides, Policy, PolicyError};
+use baton_placement::policy::{Overrides, Policy};
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::Moment;
 
-/// How often the file is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// One policy in force, as requests are served under it. A request keeps its policy when the file changes.
+/// One policy in force, as requests are served under it. A request keeps its policy when another comes into force.
 #[derive(Clone, Debug)]
 pub struct PolicyHandle {
     /// Name of the resource.
@@ -48,34 +46,12 @@ impl PolicyHandle {
     }
 }
 
-/// A policy file that cannot be honoured.
-#[derive(Debug, thiserror::Error)]
-pub enum PolicyFileError {
-    #[error("policy file {path} is not readable: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("policy file {path} is not a list of policies: {source}")]
-    Parse {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
-    #[error("policy file {path}: {source}")]
-    Refused { path: PathBuf, source: PolicyError },
-    #[error(
-        "policy file {path}: model name {model:?} is claimed by policies {first} and {second}: one policy serves a model"
-    )]
-    Twice {
-        path: PathBuf,
-        model: String,
-        first: String,
-        second: String,
-    },
-    #[error("policy file {path} names policy {name} twice: give each policy its own name")]
-    SameName { path: PathBuf, name: String },
-    #[error("policy file {path} holds no policy: add one")]
-    Empty { path: PathBuf },
+/// A name of a model that two policies claim.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub model: String,
+    /// Who has it.
+    pub by: Arc<PolicyHandle>,
 }
 
 /// The policies of one reading, by every name that clients may use.
@@ -86,167 +62,96 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// Reads policies. One that did not change keeps its handle; one that did gets the next generation where the file gives none.
-    pub fn parse(
-        path: &Path,
-        contents: &[u8],
-        before: &Self,
-        now: Moment,
-    ) -> Result<Self, PolicyFileError> {
-        let policies: Vec<Policy> =
-            serde_json::from_slice(contents).map_err(|source| PolicyFileError::Parse {
-                path: path.to_owned(),
-                source,
-            })?;
-        let mut set = Self::default();
-        for mut policy in policies {
-            policy.check().map_err(|source| PolicyFileError::Refused {
-                path: path.to_owned(),
-                source,
-            })?;
-            if set.policies.iter().any(|other| other.name == policy.name) {
-                return Err(PolicyFileError::SameName {
-                    path: path.to_owned(),
-                    name: policy.name,
-                });
+    /// Adds a policy.
+    ///
+    /// # Errors
+    /// One of its names is another policy's already: then nothing is added.
+    pub fn add(&mut self, handle: Arc<PolicyHandle>) -> Result<(), Claimed> {
+        let names = || std::iter::once(&handle.model).chain(&handle.aliases);
+        for name in names() {
+            if let Some(by) = self.of_model(name) {
+                let model = name.clone();
+                return Err(Claimed { model, by });
             }
-            let old = before.policies.iter().find(|old| old.name == policy.name);
-            if policy.generation == 0 {
-                policy.generation = old.map_or(1, |old| old.generation);
-                if old.is_some_and(|old| *old.policy != policy) {
-                    policy.generation += 1;
-                }
-            }
-            let handle = match old {
-                Some(old) if *old.policy == policy => old.clone(),
-                _ => Arc::new(PolicyHandle::new(policy, now)),
-            };
-            for name in std::iter::once(&handle.model).chain(&handle.aliases) {
-                if let Some(other) = set.by_model.insert(name.clone(), handle.clone()) {
-                    return Err(PolicyFileError::Twice {
-                        path: path.to_owned(),
-                        model: name.clone(),
-                        first: other.name.clone(),
-                        second: handle.name.clone(),
-                    });
-                }
-            }
-            set.policies.push(handle);
         }
-        if set.policies.is_empty() {
-            return Err(PolicyFileError::Empty {
-                path: path.to_owned(),
-            });
+        for name in names() {
+            self.by_model.insert(name.clone(), handle.clone());
         }
-        Ok(set)
+        self.policies.push(handle);
+        Ok(())
     }
 
     pub fn of_model(&self, model: &str) -> Option<Arc<PolicyHandle>> {
         self.by_model.get(model).cloned()
     }
+
+    /// The very same policies.
+    pub fn is(&self, other: &Self) -> bool {
+        let pairs = self.policies.iter().zip(&other.policies);
+        self.policies.len() == other.policies.len()
+            && pairs.into_iter().all(|(a, b)| Arc::ptr_eq(a, b))
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Arc<PolicyHandle>> {
+        self.policies.iter().find(|policy| policy.name == name)
+    }
 }
 
-/// What is in force, and why a later file is not.
+/// Why something is not in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The policy's; none where a whole file is refused.
+    pub name: Option<String>,
+    /// The one that is refused, not the one in force.
+    pub generation: Option<u64>,
+    pub reason: String,
+}
+
+/// What is in force, and what is not.
 #[derive(Clone, Debug, Default)]
 pub struct InForce {
     pub set: Arc<PolicySet>,
-    pub refused: Option<String>,
-    /// Because it could not be read.
-    unreadable: bool,
+    pub refused: Vec<Refusal>,
 }
 
-/// A policy file, read again when its contents change.
-#[derive(Debug)]
-pub struct PolicyFile {
-    path: PathBuf,
-    clock: Clock,
-    in_force: ArcSwap<InForce>,
-}
+/// The policies in force, wherever they come from.
+#[derive(Debug, Default)]
+pub struct Policies(ArcSwap<InForce>);
 
-impl PolicyFile {
-    /// Reads it for the first time; then a file that cannot be honoured is an error of start-up.
-    pub fn open(path: &Path, clock: Clock) -> Result<(Self, Vec<u8>), PolicyFileError> {
-        let contents = read(path)?;
-        let set = PolicySet::parse(path, &contents, &PolicySet::default(), clock.now())?;
-        let file = Self {
-            path: path.to_owned(),
-            clock,
-            in_force: ArcSwap::from_pointee(InForce {
-                set: Arc::new(set),
-                ..InForce::default()
-            }),
-        };
-        Ok((file, contents))
+impl Policies {
+    pub fn new(set: Arc<PolicySet>) -> Self {
+        let policies = Self::default();
+        policies.put(InForce {
+            set,
+            refused: Vec::new(),
+        });
+        policies
     }
 
     pub fn in_force(&self) -> Arc<InForce> {
-        self.in_force.load_full()
+        self.0.load_full()
     }
 
-    /// Follows the file until it is stopped.
-    pub async fn follow(self: Arc<Self>, mut contents: Vec<u8>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            self.look(&mut contents);
-        }
-    }
-
-    fn look(&self, contents: &mut Vec<u8>) {
-        let found = match read(&self.path) {
-            // It was looked at before; anew where it could not be read meanwhile, so that what is said of it is true again.
-            Ok(found) if found == *contents && !self.unreadable() => return,
-            Ok(found) => found,
-            Err(error) => return self.refuse(&error),
-        };
+    /// From now on requests are served under these.
+    pub fn put(&self, next: InForce) {
         let before = self.in_force();
-        match PolicySet::parse(&self.path, &found, &before.set, self.clock.now()) {
-            Ok(set) => {
-                for policy in &set.policies {
-                    info!(
-                        policy = policy.name,
-                        generation = policy.generation,
-                        "policy in force"
-                    );
-                }
-                self.in_force.store(Arc::new(InForce {
-                    set: Arc::new(set),
-                    ..InForce::default()
-                }));
+        for policy in &next.set.policies {
+            let known = before.set.named(&policy.name);
+            if !known.is_some_and(|known| Arc::ptr_eq(known, policy)) {
+                info!(
+                    policy = policy.name,
+                    generation = policy.generation,
+                    "policy in force"
+                );
             }
-            Err(error) => self.refuse(&error),
         }
-        *contents = found;
-    }
-
-    fn unreadable(&self) -> bool {
-        self.in_force().unreadable
-    }
-
-    fn refuse(&self, error: &PolicyFileError) {
-        let reason = error.to_string();
-        let before = self.in_force();
-        if before.refused.as_ref() == Some(&reason) {
-            return;
+        for policy in &before.set.policies {
+            if next.set.named(&policy.name).is_none() {
+                info!(policy = policy.name, "policy no longer in force");
+            }
         }
-        warn!("{reason}; the last good policies stay in force");
-        self.in_force.store(Arc::new(InForce {
-            set: before.set.clone(),
-            unreadable: matches!(error, PolicyFileError::Read { .. }),
-            refused: Some(reason),
-        }));
+        self.0.store(Arc::new(next));
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, PolicyFileError> {
-    std::fs::read(path).map_err(|source| PolicyFileError::Read {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 /// A policy in `GET /v1/policies`.
@@ -277,100 +182,23 @@ impl From<&PolicyHandle> for ListedPolicy {
 mod tests {
     use super::*;
 
-    fn open(text: &str) -> (tempfile::TempDir, PolicyFile, Vec<u8>) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("policies.json");
-        std::fs::write(&path, text).unwrap();
-        let (file, contents) = PolicyFile::open(&path, Clock::start()).unwrap();
-        (folder, file, contents)
+    fn handle(name: &str, model: &str, aliases: &[&str]) -> Arc<PolicyHandle> {
+        let mut policy = Policy::new(name, model, &[], &["d"]);
+        policy.aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect();
+        Arc::new(PolicyHandle::new(policy, Moment(0)))
     }
 
-    const CHAT: &str = r#"[{"name":"chat","model":"m","aliases":["gpt"],"decodePools":["d"]}]"#;
-
     #[test]
-    fn a_changed_policy_gets_the_next_generation_and_a_bad_one_leaves_the_last_good_in_force() {
-        let (_folder, file, mut contents) = open(CHAT);
-        let first = file.in_force().set.of_model("gpt").unwrap();
-        assert_eq!((first.generation, first.allows_overrides), (1, false));
-
-        std::fs::write(
-            &file.path,
-            CHAT.replace(
-                "\"decodePools\"",
-                "\"overrides\":\"Allowed\",\"decodePools\"",
-            ),
-        )
-        .unwrap();
-        file.look(&mut contents);
-        let second = file.in_force().set.of_model("m").unwrap();
-        assert_eq!((second.generation, second.allows_overrides), (2, true));
-        assert_ne!(first.digest, second.digest);
-
-        std::fs::write(&file.path, CHAT.replace("[\"d\"]", "[]")).unwrap();
-        file.look(&mut contents);
-        let in_force = file.in_force();
-        assert!(
-            in_force.refused.as_ref().unwrap().contains("decodePools"),
-            "{in_force:?}"
+    fn a_name_that_is_taken_adds_nothing() {
+        let mut set = PolicySet::default();
+        set.add(handle("a", "m", &["gpt"])).unwrap();
+        let claimed = set.add(handle("b", "n", &["o", "gpt"])).unwrap_err();
+        assert_eq!(
+            (claimed.model.as_str(), claimed.by.name.as_str()),
+            ("gpt", "a")
         );
-        assert_eq!(in_force.set.of_model("m").unwrap().generation, 2);
-
-        std::fs::write(&file.path, CHAT).unwrap();
-        file.look(&mut contents);
-        assert_eq!(file.in_force().refused, None);
-        assert_eq!(file.in_force().set.of_model("m").unwrap().generation, 3);
-    }
-
-    #[test]
-    fn a_file_that_can_be_read_again_is_not_refused_any_more() {
-        let (_folder, file, mut contents) = open(CHAT);
-        std::fs::remove_file(&file.path).unwrap();
-        file.look(&mut contents);
-        let gone = file.in_force().refused.clone().unwrap();
-        assert!(gone.contains("not readable"), "{gone}");
-        std::fs::write(&file.path, CHAT).unwrap();
-        file.look(&mut contents);
-        assert_eq!(file.in_force().refused, None);
-        assert_eq!(file.in_force().set.of_model("m").unwrap().generation, 1);
-
-        // One that is refused for what it says stays so, as long as it says it.
-        std::fs::write(&file.path, "[]").unwrap();
-        for _ in 0..2 {
-            file.look(&mut contents);
-            let refused = file.in_force().refused.clone().unwrap();
-            assert!(refused.contains("holds no policy"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn policies_of_one_name_are_refused() {
-        let text = r#"[{"name":"chat","model":"m","decodePools":["d"]},
-            {"name":"chat","model":"n","decodePools":["d"]}]"#;
-        let parsed = PolicySet::parse(
-            Path::new("f"),
-            text.as_bytes(),
-            &PolicySet::default(),
-            Moment(0),
-        );
-        let error = parsed.unwrap_err().to_string();
-        assert!(error.contains("names policy chat twice"), "{error}");
-    }
-
-    #[test]
-    fn one_model_has_one_policy() {
-        let text = r#"[{"name":"chat","model":"m","aliases":["gpt"],"decodePools":["d"]},
-            {"name":"other","model":"gpt","decodePools":["d"]}]"#;
-        let error = PolicySet::parse(
-            Path::new("f"),
-            text.as_bytes(),
-            &PolicySet::default(),
-            Moment(0),
-        )
-        .unwrap_err()
-        .to_string();
-        assert!(
-            error.contains("\"gpt\" is claimed by policies chat and other"),
-            "{error}"
-        );
+        assert!(set.of_model("n").is_none() && set.of_model("o").is_none());
+        assert_eq!(set.of_model("gpt").unwrap().name, "a");
+        assert_eq!(set.policies.len(), 1);
     }
 }

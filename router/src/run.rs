@@ -242,7 +242,12 @@ pub trait Dispatch: Send + Sync + fmt::Debug {
     /// Tokenizer and chat template of a policy's model; `None` until a worker has served them.
     fn artifacts(&self, policy: &PolicyHandle) -> Option<Arc<TextArtifacts>>;
 
-    /// Whether requests can be served now; otherwise what is missing.
+    /// What keeps each model from being served now that cannot be.
+    fn unserved(&self) -> Vec<String> {
+        self.ready().err().into_iter().collect()
+    }
+
+    /// Whether requests can be served now, of one model at least; otherwise what is missing.
     fn ready(&self) -> Result<(), String>;
 
     /// Begins a run. Never blocks.

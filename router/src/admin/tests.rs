@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
+use baton_placement::policy::Policy;
 use baton_protocol::hash::HashKey;
 use http::Request;
 use http_body_util::BodyExt;
@@ -13,7 +14,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::fleet::artifacts::Artifacts;
-use crate::policy::PolicyHandle;
+use crate::policy::{InForce, PolicyHandle, PolicySet, Refusal};
 use crate::run::{ModelListing, RunHandle, RunRequest, TextArtifacts};
 
 /// A dispatch that is ready and does nothing.
@@ -44,6 +45,7 @@ impl Dispatch for Ready {
 
 struct Port {
     routes: Router,
+    policies: Arc<Policies>,
     draining: CancellationToken,
     _folder: TempDir,
 }
@@ -56,10 +58,6 @@ fn port(with_token: bool) -> Port {
         std::fs::write(&path, text).unwrap();
         path
     };
-    let policies = file(
-        "policies.json",
-        r#"[{"name":"p","model":"m","decodePools":["d"]}]"#,
-    );
     let token = with_token.then(|| Arc::new(Token::read(&file("token", "secret\n")).unwrap()));
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new());
@@ -79,11 +77,16 @@ fn port(with_token: bool) -> Port {
         learning.clone(),
         metrics.clone(),
     );
+    let mut set = PolicySet::default();
+    let policy = Policy::new("p", "m", &[], &["d"]);
+    set.add(Arc::new(PolicyHandle::new(policy, clock.now())))
+        .unwrap();
     let draining = CancellationToken::new();
     let admin = Admin {
         dispatch: Arc::new(Ready),
         workers: Arc::new(workers),
-        policies: Arc::new(PolicyFile::open(&policies, clock).unwrap().0),
+        policies: Arc::new(Policies::new(Arc::new(set))),
+        readiness: Readiness::Serving,
         learning,
         records: Arc::new(records.unwrap()),
         metrics,
@@ -92,6 +95,7 @@ fn port(with_token: bool) -> Port {
         draining: draining.clone(),
     };
     Port {
+        policies: admin.policies.clone(),
         routes: routes(Arc::new(admin), token),
         draining,
         _folder: folder,
@@ -177,4 +181,32 @@ async fn a_router_that_drains_is_not_ready() {
     port.draining.cancel();
     assert_eq!(port.ask("GET", "/readyz", None).await.status(), 503);
     assert_eq!(port.ask("GET", "/healthz", None).await.status(), 200);
+}
+
+#[tokio::test]
+async fn policies_are_listed_with_their_generation_and_what_is_refused_with_its_reason() {
+    let port = port(false);
+    let set = port.policies.in_force().set.clone();
+    port.policies.put(InForce {
+        set,
+        refused: vec![Refusal {
+            name: Some("p".to_owned()),
+            generation: Some(4),
+            reason: "spec.decodePools: empty".to_owned(),
+        }],
+    });
+    let answer = port.ask("GET", "/v1/policies", None).await;
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    let body: Value = serde_json::from_slice(&bytes).unwrap();
+    let policy = &body["policies"][0];
+    assert_eq!(
+        (&policy["name"], &policy["generation"]),
+        (&json!("p"), &json!(0))
+    );
+    assert!(
+        policy["digest"].is_string() && policy["since"].is_string(),
+        "{body}"
+    );
+    let refused = json!([{"name": "p", "generation": 4, "reason": "spec.decodePools: empty"}]);
+    assert_eq!(body["refused"], refused);
 }

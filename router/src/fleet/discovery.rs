@@ -1,17 +1,15 @@
-//! Which workers there are: a list that changes. Here from a file; in a cluster, later, from the API server's watch.
+//! Which workers there are: a list that changes. Here from a file; in a cluster from [`crate::cluster`].
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use baton_protocol::ids::WorkerId;
 use serde::Deserialize;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
 
-/// How often the file is looked at. A restart of a worker keeps its entry, so this delays only additions and removals.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+use crate::followed::{Followed, Unusable};
+
+/// One level of a worker's place in the topology, and its domain there where that is known.
+pub type Domain = (String, Option<String>);
 
 /// A worker that there should be.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -20,132 +18,53 @@ pub struct Listed {
     pub name: WorkerId,
     /// `HOST:PORT` of its gRPC service, as this router reaches it.
     pub control: String,
+    /// Where it is, nearest level first, by whoever lists it: over what its card says of these levels.
+    #[serde(skip)]
+    pub domains: Vec<Domain>,
+    /// Whoever lists it will end it: nothing more is placed on it, whatever it says itself.
+    #[serde(skip)]
+    pub leaving: bool,
 }
 
-/// A workers file that cannot be used. The last good list stays in force.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkersFileError {
-    #[error("workers file {path} is not readable: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("workers file {path} is not a list of {{\"name\",\"control\"}}: {source}")]
-    Parse {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
-    #[error("workers file {path} names worker {name} twice: give each worker its own name")]
-    Twice { path: PathBuf, name: WorkerId },
-    #[error("workers file {path}: control of worker {name} is {control:?}, not HOST:PORT")]
-    Address {
-        path: PathBuf,
-        name: WorkerId,
-        control: String,
-    },
-}
+/// Workers of a file, kept current.
+pub type WorkersFile = Followed<Vec<Listed>>;
 
-/// Something that knows which workers there are. Sends a list at each change until it is stopped.
-pub trait Discovery: Send + 'static {
-    fn run(
-        self,
-        lists: watch::Sender<Vec<Listed>>,
-        stop: CancellationToken,
-    ) -> impl Future<Output = ()> + Send;
-}
-
-/// A JSON file `[{"name", "control"}]`, read again when its contents change.
-#[derive(Debug)]
-pub struct WorkersFile {
-    path: PathBuf,
-    contents: Vec<u8>,
-    complained: Option<String>,
-}
-
-impl WorkersFile {
-    /// Reads it for the first time; then an unusable file is an error of start-up.
-    pub fn open(path: &Path) -> Result<(Self, Vec<Listed>), WorkersFileError> {
-        let contents = read(path)?;
-        let list = parse(path, &contents)?;
-        let file = Self {
-            path: path.to_owned(),
-            contents,
-            complained: None,
-        };
-        Ok((file, list))
-    }
-
-    /// The list, if it is another one.
-    fn look(&mut self) -> Result<Option<Vec<Listed>>, WorkersFileError> {
-        let contents = read(&self.path)?;
-        if contents == self.contents {
-            return Ok(None);
-        }
-        let list = parse(&self.path, &contents)?;
-        self.contents = contents;
-        Ok(Some(list))
-    }
-}
-
-impl Discovery for WorkersFile {
-    async fn run(mut self, lists: watch::Sender<Vec<Listed>>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            match self.look() {
-                Ok(None) => self.complained = None,
-                Ok(Some(list)) => {
-                    info!(workers = list.len(), file = %self.path.display(), "workers file changed");
-                    self.complained = None;
-                    lists.send_replace(list);
-                }
-                Err(error) => {
-                    let error = error.to_string();
-                    // A file that is being written is unreadable for a moment: say it once per reason.
-                    if self.complained.as_ref() != Some(&error) {
-                        warn!("{error}; the last good list stays in force");
-                        self.complained = Some(error);
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, WorkersFileError> {
-    std::fs::read(path).map_err(|source| WorkersFileError::Read {
-        path: path.to_owned(),
-        source,
+/// Reads a file of workers, `[{"name", "control"}]`, for the first time.
+///
+/// # Errors
+/// It cannot be read, or is no such list.
+pub fn open(path: PathBuf) -> Result<WorkersFile, Unusable> {
+    Followed::open("workers", vec![path.clone()], move |contents, _| {
+        let contents = contents.first().map_or(&[][..], Vec::as_slice);
+        parse(contents).map_err(|error| format!("workers file {}: {error}", path.display()))
     })
 }
 
-fn parse(path: &Path, contents: &[u8]) -> Result<Vec<Listed>, WorkersFileError> {
-    let list: Vec<Listed> =
-        serde_json::from_slice(contents).map_err(|source| WorkersFileError::Parse {
-            path: path.to_owned(),
-            source,
-        })?;
+/// A list of workers that cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum WorkersListError {
+    #[error("it is not a list of {{\"name\",\"control\"}}: {0}")]
+    Parse(#[from] serde_json::Error),
+    #[error("it names worker {0} twice: give each worker its own name")]
+    Twice(WorkerId),
+    #[error("control of worker {name} is {control:?}, not HOST:PORT")]
+    Address { name: WorkerId, control: String },
+}
+
+fn parse(contents: &[u8]) -> Result<Vec<Listed>, WorkersListError> {
+    let list: Vec<Listed> = serde_json::from_slice(contents)?;
     let mut names = BTreeSet::new();
-    for worker in &list {
-        if !names.insert(&worker.name) {
-            return Err(WorkersFileError::Twice {
-                path: path.to_owned(),
-                name: worker.name.clone(),
-            });
+    for Listed { name, control, .. } in &list {
+        if !names.insert(name) {
+            return Err(WorkersListError::Twice(name.clone()));
         }
-        let usable = worker
-            .control
+        let usable = control
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
         if !usable {
-            return Err(WorkersFileError::Address {
-                path: path.to_owned(),
-                name: worker.name.clone(),
-                control: worker.control.clone(),
+            return Err(WorkersListError::Address {
+                name: name.clone(),
+                control: control.clone(),
             });
         }
     }
@@ -157,23 +76,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_file_gives_the_new_list_and_a_broken_one_an_error() {
+    fn a_changed_file_gives_the_new_list_and_a_broken_one_leaves_the_last() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("workers.json");
         std::fs::write(&path, r#"[{"name":"d","control":"127.0.0.1:7000"}]"#).unwrap();
-        let (mut file, list) = WorkersFile::open(&path).unwrap();
-        assert_eq!(list.len(), 1);
-        assert_eq!(file.look().unwrap(), None);
+        let file = open(path.clone()).unwrap();
+        assert_eq!(file.in_force().len(), 1);
+        assert!(!file.look());
         std::fs::write(&path, "[").unwrap();
-        assert!(file.look().is_err());
+        assert!(file.look());
+        assert_eq!(file.in_force().len(), 1);
+        assert!(file.refused().unwrap().contains("workers.json"));
         std::fs::write(&path, "[]").unwrap();
-        assert_eq!(file.look().unwrap(), Some(Vec::new()));
+        assert!(file.look());
+        assert!(file.in_force().is_empty());
     }
 
     #[test]
     fn an_unusable_list_names_worker_and_field() {
-        let path = Path::new("w.json");
-        let error = |text: &str| parse(path, text.as_bytes()).unwrap_err().to_string();
+        let error = |text: &str| parse(text.as_bytes()).unwrap_err().to_string();
         assert!(
             error(r#"[{"name":"d","control":"7000"}]"#).contains("control of worker d is \"7000\"")
         );

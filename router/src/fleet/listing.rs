@@ -94,14 +94,11 @@ pub fn workers(workers: &Workers) -> Vec<ListedWorker> {
                     },
                     model: text(|card| &card.model.name),
                     kv_identity: text(|card| &card.kv_identity),
-                    domains: card
-                        .map(|card| {
-                            let named = |domain: &baton_protocol::card::TopologyDomain| {
-                                (domain.level.clone(), domain.domain.clone())
-                            };
-                            card.topology.iter().map(named).collect()
-                        })
-                        .unwrap_or_default(),
+                    domains: worker
+                        .topology()
+                        .iter()
+                        .filter_map(|(level, domain)| Some((level.clone(), domain.clone()?)))
+                        .collect(),
                     blocks: load
                         .and_then(|load| load.blocks)
                         .map(ListedBlocks::from)

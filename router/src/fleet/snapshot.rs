@@ -18,15 +18,13 @@ use baton_protocol::wire;
 
 use super::pairs::Pairs;
 use super::state::Tracked;
+use super::topology::{self, DomainPath};
 use crate::clock::Moment;
 
 /// Loads are clipped here, where a peer's numbers become ours: sums over them cannot overflow, and no report makes a decision
 /// long. Far above what a worker holds.
 const MOST_TOKENS: u64 = 1 << 26;
 const MOST_SEQUENCES: u32 = 1 << 16;
-
-/// A domain path: the value per level, nearest first.
-pub type DomainPath = Vec<Option<String>>;
 
 /// One directed link between two domains.
 #[derive(Clone, Debug)]
@@ -52,37 +50,6 @@ pub struct Promise {
 pub struct Learnt {
     pub links: Vec<LinkFacts>,
     pub paths: PathFactors,
-}
-
-/// Level names of all cards, nearest first. A level that only some cards name stands behind the one that precedes it there.
-pub fn levels<'a>(cards: impl Iterator<Item = &'a Card>) -> Vec<String> {
-    let mut levels: Vec<String> = Vec::new();
-    for card in cards {
-        let mut after = 0;
-        for domain in &card.topology {
-            match levels.iter().position(|level| *level == domain.level) {
-                Some(position) => after = position + 1,
-                None => {
-                    levels.insert(after, domain.level.clone());
-                    after += 1;
-                }
-            }
-        }
-    }
-    levels
-}
-
-/// A worker's domain path over these levels.
-pub fn path(card: &Card, levels: &[String]) -> DomainPath {
-    levels
-        .iter()
-        .map(|level| {
-            card.topology
-                .iter()
-                .find(|domain| domain.level == *level)
-                .map(|domain| domain.domain.clone())
-        })
-        .collect()
 }
 
 /// The learnt constants of this moment. Links without a fit are represented by one prior per level and transport.
@@ -295,7 +262,7 @@ fn entry(
             .iter()
             .map(|adapter| adapter.name.clone())
             .collect(),
-        domain: path(card, levels),
+        domain: topology::path(tracked.topology(), levels),
         class: tracked.id.to_string(),
         chunks: match card.chunk {
             ChunkPolicy::Bounded { .. } => ChunkRule::Bounded,
@@ -321,44 +288,5 @@ fn entry(
         block_size: card.capacity.block_size,
         bytes_per_token: card.layout.bytes_per_token.known().copied().unwrap_or(0),
         max_sequences: card.capacity.max_sequences,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use baton_protocol::card::TopologyDomain;
-
-    use super::*;
-    use crate::fleet::samples;
-
-    fn with_levels(names: &[&str]) -> Card {
-        let mut card = samples::card("w");
-        card.topology = names
-            .iter()
-            .map(|level| TopologyDomain {
-                level: (*level).to_owned(),
-                domain: format!("{level}-1"),
-            })
-            .collect();
-        card
-    }
-
-    #[test]
-    fn levels_of_cards_that_name_different_ones_keep_each_cards_order() {
-        let cards = [
-            with_levels(&["host", "zone"]),
-            with_levels(&["clique", "host", "rack"]),
-        ];
-        assert_eq!(levels(cards.iter()), ["clique", "host", "rack", "zone"]);
-        let path = path(&cards[0], &levels(cards.iter()));
-        assert_eq!(
-            path,
-            [
-                None,
-                Some("host-1".to_owned()),
-                None,
-                Some("zone-1".to_owned())
-            ]
-        );
     }
 }

@@ -15,7 +15,9 @@ use baton_protocol::hash::{BlockHash, MalformedHashes};
 use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire::{self, watch_event};
 
+use super::discovery::Domain;
 use super::pairs::compatibility_key;
+use super::topology;
 use crate::clock::Moment;
 
 /// A worker of which nothing was heard for so long is lost. Idle workers report about once a second.
@@ -101,6 +103,11 @@ pub struct Tracked {
     pub indexed_at: Moment,
     /// What keeps it from being of full use, in a sentence.
     pub trouble: Option<String>,
+    /// Where whoever lists it says that it is.
+    listed_domains: Vec<Domain>,
+    /// Whoever lists it will end it.
+    leaving: bool,
+    topology: Vec<Domain>,
     connected: bool,
     heard: Moment,
     incarnation: Option<Incarnation>,
@@ -121,12 +128,34 @@ impl Tracked {
             draining: false,
             indexed_at: Moment::default(),
             trouble: None,
+            listed_domains: Vec::new(),
+            leaving: false,
+            topology: Vec::new(),
             connected: false,
             heard: Moment::default(),
             incarnation: None,
             sequence: None,
             cache: Cache::Empty,
         }
+    }
+
+    /// What its listing says of it now.
+    pub fn listed(&mut self, domains: Vec<Domain>, leaving: bool) {
+        self.listed_domains = domains;
+        self.leaving = leaving;
+        self.locate();
+    }
+
+    fn locate(&mut self) {
+        self.topology = match &self.card {
+            Some(card) => topology::of(card, &self.listed_domains),
+            None => self.listed_domains.clone(),
+        };
+    }
+
+    /// Its domain at each level, nearest first.
+    pub fn topology(&self) -> &[Domain] {
+        &self.topology
     }
 
     /// What the next stream may resume from; nothing while the index is not in step.
@@ -153,7 +182,7 @@ impl Tracked {
     pub fn state(&self, now: Moment) -> WorkerState {
         if !self.connected || now.since(self.heard) > SILENCE {
             WorkerState::Lost
-        } else if self.draining {
+        } else if self.draining || self.leaving {
             WorkerState::Draining
         } else {
             WorkerState::Ready
@@ -199,6 +228,7 @@ impl Tracked {
     fn reborn(&mut self, incarnation: Incarnation, index: &mut dyn PrefixIndex) {
         self.incarnation = Some(incarnation);
         self.card = None;
+        self.locate();
         self.load = None;
         self.draining = false;
         // Fitted on the same machine by the same program: the best prior until it publishes its own.
@@ -257,6 +287,7 @@ impl Tracked {
                 let card = Arc::new(card);
                 self.class = compatibility_key(&card);
                 self.card = Some(card.clone());
+                self.locate();
                 Ok(Change::Card(card))
             }
             Event::SnapshotBegin(_) => {

@@ -47,21 +47,26 @@ pub async fn supervise(
     let mut followed: HashMap<WorkerId, Followed> = HashMap::new();
     loop {
         let list = lists.borrow_and_update().clone();
-        for (id, gone) in followed.extract_if(|_, followed| !list.contains(&followed.listed)) {
+        let stays = |followed: &Followed| list.iter().any(|listed| followed.is_at(listed));
+        for (id, gone) in followed.extract_if(|_, followed| !stays(followed)) {
             info!(worker = %id, "worker is no longer listed");
             // First its task: what an old stream still brings must not be taken for that of a worker of the same name.
             gone.end().await;
             workers.remove(&id);
         }
         for listed in list {
-            if followed.contains_key(&listed.name) {
+            if let Some(known) = followed.get_mut(&listed.name) {
+                if known.listed != listed {
+                    workers.relist(&listed);
+                    known.listed = listed;
+                }
                 continue;
             }
             match channel(&listed.control, &network) {
                 Ok(channel) => {
                     let token = stop.child_token();
                     let client = WorkerClient::new(channel);
-                    workers.add(&listed.name, client.clone());
+                    workers.add(&listed, client.clone());
                     let task = follow(workers.clone(), listed.name.clone(), client, token.clone());
                     let task = AbortOnDropHandle::new(tokio::spawn(task));
                     let name = listed.name.clone();
@@ -101,6 +106,11 @@ struct Followed {
 }
 
 impl Followed {
+    /// The same worker at the same address, whatever else is said of it.
+    fn is_at(&self, listed: &Listed) -> bool {
+        self.listed.name == listed.name && self.listed.control == listed.control
+    }
+
     /// When it returns, the task does nothing any more.
     async fn end(self) {
         self.stop.cancel();

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 
 use super::access::Access;
-use super::followed::Unusable;
 use super::{FrontConfig, descriptors, keys, tls};
+use crate::followed::Unusable;
 
 /// Limits on clients.
 #[derive(Clone, Debug, Args)]

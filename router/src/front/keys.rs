@@ -15,7 +15,7 @@ use http::header::AUTHORIZATION;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use serde::Deserialize;
 
-use super::followed::{Followed, Unusable};
+use crate::followed::{Followed, Unusable};
 use crate::openai::error::ApiError;
 use tokio::time::Instant;
 use usage::{Limits, Usage, Using};

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-use super::followed::{Followed, Unusable};
+use crate::followed::{Followed, Unusable};
 
 /// What new connections are accepted with. Those that are open keep what they began with.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! A whole dispatcher over scripted workers, without HTTP.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use baton_router::fleet::discovery::Listed;
 use baton_router::fleet::{Workers, watch as follow};
 use baton_router::learning::Learning;
 use baton_router::metrics::Metrics;
-use baton_router::policy::PolicyFile;
+use baton_router::policy::{Policies, PolicyHandle, PolicySet};
 use baton_router::records::Records;
 use baton_router::run::{Dispatch, Mode, RunEvent, RunHandle, RunRequest};
 use baton_system::entropy::MachineEntropy;
@@ -73,6 +72,8 @@ impl Router {
             .map(|double| Listed {
                 name: double.name.as_str().into(),
                 control: double.address.to_string(),
+                domains: Vec::new(),
+                leaving: false,
             })
             .collect();
         let (lists, listed) = watch::channel(listed);
@@ -87,7 +88,7 @@ impl Router {
             router: "r0".to_owned(),
             clock,
             workers: workers.clone(),
-            policies: Arc::new(policies(state, policy, clock)),
+            policies: Arc::new(policies(policy, clock)),
             learning: learning.clone(),
             records: records.clone(),
             metrics: metrics.clone(),
@@ -161,10 +162,11 @@ impl Router {
     }
 }
 
-fn policies(folder: &Path, policy: &Policy, clock: Clock) -> PolicyFile {
-    let path = folder.join("policies.json");
-    std::fs::write(&path, serde_json::to_string(&[policy]).unwrap()).unwrap();
-    PolicyFile::open(&path, clock).unwrap().0
+fn policies(policy: &Policy, clock: Clock) -> Policies {
+    let mut set = PolicySet::default();
+    let handle = PolicyHandle::new(policy.clone(), clock.now());
+    set.add(Arc::new(handle)).unwrap();
+    Policies::new(Arc::new(set))
 }
 
 /// The tokens of a run and its last event.

@@ -21,6 +21,7 @@ use crate::fleet::pairs::{Pairs, compatibility_key};
 use crate::fleet::samples;
 use crate::fleet::snapshot::{self, Learnt, Parts};
 use crate::fleet::state::Tracked;
+use crate::fleet::topology;
 use crate::learning::{link_prior, worker_prior};
 
 const NOW: Moment = Moment(1_764_438_300_000_000);
@@ -45,6 +46,8 @@ fn fleet() -> Fleet {
         let mut worker = Tracked::new(card.worker.clone(), slot);
         worker.connected(NOW);
         worker.class = compatibility_key(card);
+        worker.card = Some(Arc::new(card.clone()));
+        worker.listed(Vec::new(), false);
         worker.load = Some(wire::Load {
             running_sequences: if card.pool_role == Role::Decode { 3 } else { 0 },
             context_tokens: 300,
@@ -55,7 +58,7 @@ fn fleet() -> Fleet {
         tracked.push(worker);
     }
     let known: Vec<(&Tracked, &Card)> = tracked.iter().zip(&cards).collect();
-    let levels = snapshot::levels(cards.iter());
+    let levels = topology::levels(tracked.iter().map(Tracked::topology));
     let learnt = Learnt::default();
     let set = snapshot::coefficients(&known, &levels, &learnt, worker_prior(), link_prior);
     let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known

@@ -1,4 +1,5 @@
-//! Files that are read again when they change: a version that cannot be used leaves the last good one in force.
+//! Files that are read again when they change: a version that cannot be used leaves the last good one in force. The one way in
+//! which policies, workers, API keys and certificates are followed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use tracing::{info, warn};
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Larger ones are no keys and no certificates.
+/// Larger ones are none of what is followed.
 const LARGEST_FILE: u64 = 16 << 20;
 
 /// Contents of all files, in order.
@@ -86,24 +87,41 @@ impl<T: Send + Sync + 'static> Followed<T> {
         self.in_force.load_full()
     }
 
+    /// Why what the files say now is not in force.
+    pub fn refused(&self) -> Option<String> {
+        self.seen.lock().refused.clone()
+    }
+
     /// Follows the files until it is stopped.
     pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
+        self.follow_telling(stop, |_| {}).await;
+    }
+
+    /// Follows the files until it is stopped, and calls `told` after each change of what is in force or refused.
+    pub async fn follow_telling(
+        self: Arc<Self>,
+        stop: CancellationToken,
+        mut told: impl FnMut(&Self) + Send,
+    ) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => self.look(),
+                _ = ticks.tick() => if self.look() {
+                    told(&self);
+                },
             }
         }
     }
 
-    /// Reads the files again. What did not change is not parsed; a fault is logged once.
-    pub fn look(&self) {
+    /// Reads the files again. What did not change is not parsed; a fault is logged once. True when something else is in force or
+    /// refused than before.
+    pub fn look(&self) -> bool {
         let mut seen = self.seen.lock();
         let found = contents(&self.files);
         let read = match &found {
-            Ok(found) if seen.contents.as_ref() == Some(found) => return,
+            Ok(found) if seen.contents.as_ref() == Some(found) => return false,
             Ok(found) => (self.read)(found, Some(&*self.in_force())),
             Err(reason) => Err(reason.clone()),
         };
@@ -114,7 +132,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
                 seen.refused = None;
                 info!("{}: what the files say now is in force", self.what);
             }
-            Err(reason) if seen.refused.as_ref() == Some(&reason) => {}
+            Err(reason) if seen.refused.as_ref() == Some(&reason) => return false,
             Err(reason) => {
                 warn!(
                     "{}: {reason}; the last good version stays in force",
@@ -123,6 +141,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
                 seen.refused = Some(reason);
             }
         }
+        true
     }
 }
 
@@ -159,20 +178,23 @@ mod tests {
         let path = folder.path().join("number");
         std::fs::write(&path, "1").unwrap();
         let followed = Followed::open("numbers", vec![path.clone()], number).unwrap();
-        followed.look();
-        assert_eq!(
-            *followed.in_force(),
-            1,
-            "what is the same is not read again"
-        );
+        assert!(!followed.look(), "what is the same is not read again");
+        assert_eq!(*followed.in_force(), 1);
         for (text, then) in [("x", 1), ("5", 6), ("", 6), ("5", 11)] {
             std::fs::write(&path, text).unwrap();
-            followed.look();
+            assert!(followed.look(), "{text:?}");
             assert_eq!(*followed.in_force(), then, "{text:?}");
+            assert_eq!(followed.refused().is_some(), text.parse::<u32>().is_err());
+            assert!(!followed.look(), "{text:?} is told once");
         }
         std::fs::remove_file(&path).unwrap();
-        followed.look();
+        assert!(followed.look());
         assert_eq!(*followed.in_force(), 11);
+        assert!(followed.refused().is_some());
+        // The same contents as before it was gone: what is said of it is true again.
+        std::fs::write(&path, "5").unwrap();
+        assert!(followed.look());
+        assert_eq!(followed.refused(), None);
     }
 
     #[test]
