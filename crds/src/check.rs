@@ -225,7 +225,7 @@ fn list(names: &[&str]) -> String {
 }
 
 /// What a field may hold, as the end of a sentence.
-fn allowed(shape: &Shape) -> String {
+pub(crate) fn allowed(shape: &Shape) -> String {
     match shape {
         Shape::Text { form, longest } => match form {
             Form::Any => format!("must be a text of at most {longest} characters"),

@@ -6,6 +6,7 @@
 //! | [`pool`] | `PoolSpec`: the one spec of both pool kinds |
 //! | [`policy`] | `RoutePolicySpec` |
 //! | [`status`] | what a cluster says about them |
+//! | [`crd`] | the CustomResourceDefinitions |
 //! | [`labels`] | names of labels, annotations and conditions |
 //! | [`placement`] | a policy as `baton-placement` has it |
 //! | [`worker_configuration`] | what a worker of a pool is started with |
@@ -21,6 +22,7 @@
 //! schema and the types say the same; a test holds them together. What is absent: a Kubernetes client or type.
 
 mod check;
+pub mod crd;
 pub mod labels;
 mod nearest;
 mod node;

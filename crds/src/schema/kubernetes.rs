@@ -339,16 +339,6 @@ pub(super) static VOLUME: Shape = Shape::Object(&[
     ),
 ]);
 
-/// The kinds of [`VOLUME`].
-pub(crate) const VOLUME_KINDS: [&str; 7] = [
-    "configMap",
-    "secret",
-    "emptyDir",
-    "persistentVolumeClaim",
-    "hostPath",
-    "csi",
-    "image",
-];
 
 /// `VolumeMount`.
 pub(super) static VOLUME_MOUNT: Shape = Shape::Object(&[

@@ -63,31 +63,35 @@ const SECONDS: Shape = integer(1, 86_400);
 static TIMEOUTS: &[Field] = &[
     field(
         "reserveSeconds",
-        "From dispatch to the reservation on the decode worker.",
+        "From dispatch to the reservation on the decode worker. Default 30.",
         SECONDS,
     ),
     field(
         "prefillStartSeconds",
-        "From dispatch to the first prefill step.",
+        "From dispatch to the first prefill step. Default 60.",
         SECONDS,
     ),
     field(
         "prefillSeconds",
-        "From the first prefill step to the last block.",
+        "From the first prefill step to the last block. Default 120.",
         SECONDS,
     ),
     field(
         "transferSeconds",
-        "From the last block computed to the last block verified.",
+        "From the last block computed to the last block verified. Default 30.",
         SECONDS,
     ),
     field(
         "decodeStartSeconds",
-        "From the KV being there to the first decode step.",
+        "From the KV being there to the first decode step. Default 30.",
         SECONDS,
     ),
-    field("tokenSeconds", "Between two tokens.", SECONDS),
-    field("totalSeconds", "From acceptance to the end.", SECONDS),
+    field("tokenSeconds", "Between two tokens. Default 60.", SECONDS),
+    field(
+        "totalSeconds",
+        "From acceptance to the end. Default 600.",
+        SECONDS,
+    ),
 ];
 
 /// `spec` of `RoutePolicy`.
@@ -115,12 +119,12 @@ list(&POOL_REFERENCE, 32),
         choice(&["Ignored", "Allowed"]),
     ).or_word("Ignored"),
     field(
-        "objective", "What is to be kept to; it bounds what is admitted to a worker.",
+        "objective", "What is to be kept to. Without any of it latency alone is minimised.",
         Shape::Object(&[
             field("ttftMilliseconds", "Time to the first token.", integer(1, 3_600_000)),
             field("tpotMilliseconds", "Time between tokens.", integer(1, 3_600_000)),
             field("endToEndMilliseconds", "Time to the last token.", integer(1, 86_400_000)),
-            field("percentile", "Percent of requests that the objectives are meant for. Default: the mean.", integer(1, 99)),
+            field("percentile", "Percent of requests that shall meet the objectives; for reports.", integer(1, 99)),
         ]),
     ),
     field(
@@ -140,7 +144,7 @@ list(&POOL_REFERENCE, 32),
             field("weights", "Percent over the preset's weights; a missing one is 100.", Shape::Object(WEIGHTS)),
             field("marginPercent", "By how much remote has to be cheaper than local, in percent of the local cost. Default: the preset's.", percent()),
             field("marginMilliseconds", "By how much remote has to be cheaper than local. Default: the preset's.", integer(0, 3_600_000)),
-            field("temperaturePercent", "How freely a choice is made among plans of nearly the same cost; 0: the cheapest.", percent()),
+            field("temperaturePercent", "0: the cheapest plan is taken. Above: plans within about this many percent of it share the load by chance. Default 0.", percent()),
             field(
                 "levelPenaltyMilliseconds", "Level of topology to the cost of a hand-off at it; beyond: of pairs that share no level.",
 map(&MILLISECONDS, 8),
@@ -158,36 +162,36 @@ map(&MILLISECONDS, 8),
                 },
             ).or_word("Events"),
             later("ttlSeconds", "For how long a prefix is assumed cached, with source Approximate.", integer(1, 86_400)),
-            field("staleAfterMilliseconds", "A worker whose report is older counts as stale.", integer(1, 3_600_000)),
+            field("staleAfterMilliseconds", "A worker whose last report is older is taken to have nothing cached. Default 10000.", integer(1, 3_600_000)),
         ]),
     ),
     field(
         "topology", "Which pairs of workers may hand over.",
         Shape::Object(&[
             field(
-                "enforcement", "Required: none beyond farthestLevel. Preferred: such pairs cost more. Ignored: levels do not matter.",
+                "enforcement", "Required: pairs beyond farthestLevel are never used. Preferred: only where there is no nearer one. Ignored: neither limit nor penalties count.",
                 choice(&["Required", "Preferred", "Ignored"]),
             ).or_word("Preferred"),
             field("farthestLevel", "The farthest level of topology that a pair may share.", text(Form::Label, 63)),
             field(
                 "breaker", "When a pair is left alone for a while.",
                 Shape::Object(&[
-                    field("failures", "Failed hand-offs within the window that open it.", integer(1, 1000)),
-                    field("windowSeconds", "The window.", integer(1, 86_400)),
-                    field("openSeconds", "For how long it stays open.", integer(1, 86_400)),
-                    field("slowdownPercent", "Of the estimated time: transfers slower than that count as failed.", integer(101, 100_000)),
+                    field("failures", "Failed hand-offs within the window that open it. Default 3.", integer(1, 1000)),
+                    field("windowSeconds", "The window. Default 30.", integer(1, 86_400)),
+                    field("openSeconds", "For how long it stays open. Default 10.", integer(1, 86_400)),
+                    field("slowdownPercent", "Actual over expected time from which on a transfer counts as failed. Default 300.", integer(101, 100_000)),
                 ]),
             ),
         ]),
     ),
     field(
-        "onNoPrefill", "What becomes of a request that wants remote prefill when there is none to be had.",
+        "onNoPrefill", "What becomes of a request that wants remote prefill when there is no worker for it. Default: Local, 16 at once on each decode worker.",
         Shape::Object(&[
             required(
                 "action", "Local: prefilled by the decode worker, within a budget. Queue: waits. Reject: answered 503.",
                 choice(&["Local", "Queue", "Reject"]),
             ),
-            field("maxConcurrentPerWorker", "Budget of local prefills on one worker.", integer(0, 10_000)),
+            field("maxConcurrentPerWorker", "With action Local: how many at once on each decode worker; beyond it requests are answered 503.", integer(0, 10_000)),
             field("queueMilliseconds", "With action Queue: how long it waits at most.", integer(0, 3_600_000)),
         ]),
     ),
@@ -197,11 +201,11 @@ map(&MILLISECONDS, 8),
             field(
                 "localRecompute", "Bounds of computing it anew on the decode worker.",
                 Shape::Object(&[
-                    field("maxConcurrentPerWorker", "Budget of local prefills on one worker.", integer(0, 10_000)),
-                    field("maxPercent", "Of the requests under way that may be recomputed.", integer(0, 100)),
+                    field("maxConcurrentPerWorker", "Recomputed at once on each decode worker. Default 2.", integer(0, 10_000)),
+                    field("maxPercent", "Percent of the last minute's requests that may be recomputed. Default 10.", integer(0, 100)),
                 ]),
             ),
-            field("replans", "Times that another plan is made.", integer(0, 10)),
+            field("replans", "Plans that may be made after the first. Default 1.", integer(0, 10)),
         ]),
     ),
     field(
@@ -212,9 +216,9 @@ map(&MILLISECONDS, 8),
     field(
         "admission", "How much is taken.",
         Shape::Object(&[
-            field("maxQueuedPerWorker", "Requests that may wait on one worker.", integer(1, 100_000)),
+            field("maxQueuedPerWorker", "Requests that may wait for prefill on one worker; one with as many is not chosen. Default 64.", integer(1, 100_000)),
             later("priorityClasses", "Classes of requests by priority.", list(&ALIAS, 16)),
-            field("retryAfterSeconds", "Retry-After of answers 429 and 503.", integer(1, 3600)),
+            field("retryAfterSeconds", "Retry-After of answers 429 and 503. Default 1.", integer(1, 3600)),
         ]),
     ),
     later("rollout", "Deciding with a second policy: shadow, canary, analysis.", Shape::Object(&[])),
@@ -226,7 +230,7 @@ map(&MILLISECONDS, 8),
                 choice(&["Verified", "EngineTrusted"]),
             ).or_word("EngineTrusted"),
             field(
-                "checksum", "Of blocks on Baton's own paths. Always, Sampled (one in sixteen) or Off; identity, generation and layout are always checked.",
+                "checksum", "Of blocks on Baton's own paths: Always, Sampled (one in eight, and the last), Off. Identity, generation and layout are always checked.",
                 choice(&["Always", "Sampled", "Off"]),
             ).or_word("Always"),
         ]),
