@@ -1,12 +1,15 @@
 //! A real Kubernetes under test: started by `e2e/cluster/cluster` and ended with the value, or one that exists.
 //!
 //! - [`kubectl`]: the client, which is the real program.
+//! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile.
 //!
 //! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, and nothing of it is started or stopped. Otherwise each value is a
 //! cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
 //! line and gives none.
 
+pub mod installed;
 pub mod kubectl;
+pub mod load;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -137,31 +140,50 @@ impl Cluster {
     }
 
     fn started(nodes: usize) -> Result<Option<Self>> {
-        let kind = if nodes == 0 { "control-plane" } else { "nodes" };
-        let can = command(&["can", kind]).output()?;
-        if !can.status.success() {
-            let reason = String::from_utf8_lossy(&can.stdout);
-            ensure!(
-                !reason.trim().is_empty(),
-                "e2e/cluster/cluster: {}",
-                String::from_utf8_lossy(&can.stderr)
-            );
-            skipped(&format!("no cluster on this machine: {}", reason.trim()));
+        if !possible(nodes)? {
             return Ok(None);
         }
         let folder = tempfile::Builder::new()
             .prefix("baton-cluster-")
             .tempdir()?;
-        let owner = std::process::id().to_string();
-        let count = nodes.to_string();
-        let arguments = ["--nodes", &count, "--owner", &owner];
-        let kubeconfig = program(&with_directory("up", folder.path(), &arguments)?)?;
+        let kubeconfig = up(nodes, std::process::id(), folder.path())?;
         let kubectl = folder.path().join("bin/kubectl");
         Ok(Some(Self {
             kubectl: Kubectl::new(&kubectl, Path::new(kubeconfig.trim())),
             own: Some(folder),
         }))
     }
+
+    /// Starts a control plane that is to end when that process does, and leaves it to itself. False where the machine cannot.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn owned_by(process: u32, folder: &Path) -> Result<bool> {
+        Ok(possible(0)? && up(0, process, folder).map(|_| true)?)
+    }
+}
+
+/// Whether this machine can have a cluster; where it cannot, the reason is on a line of its own.
+fn possible(nodes: usize) -> Result<bool> {
+    let kind = if nodes == 0 { "control-plane" } else { "nodes" };
+    let can = command(&["can", kind]).output()?;
+    if !can.status.success() {
+        let reason = String::from_utf8_lossy(&can.stdout);
+        ensure!(
+            !reason.trim().is_empty(),
+            "e2e/cluster/cluster: {}",
+            String::from_utf8_lossy(&can.stderr)
+        );
+        skipped(&format!("no cluster on this machine: {}", reason.trim()));
+    }
+    Ok(can.status.success())
+}
+
+/// Starts it and returns the path of its kubeconfig.
+fn up(nodes: usize, owner: u32, folder: &Path) -> Result<String> {
+    let (nodes, owner) = (nodes.to_string(), owner.to_string());
+    let arguments = ["--nodes", &nodes, "--owner", &owner];
+    program(&with_directory("up", folder, &arguments)?)
 }
 
 impl Drop for Cluster {

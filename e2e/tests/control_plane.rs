@@ -1,9 +1,12 @@
 //! The cluster that the other tests stand on: a real API server that answers kubectl, controllers that work, an end without remains.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use baton_e2e::cluster::Cluster;
+use baton_e2e::wait;
 
 /// An object is there, or gone, long before.
 const SOON: Duration = Duration::from_secs(60);
@@ -80,15 +83,41 @@ fn a_control_plane_serves_kubectl_and_ends_without_remains() -> Result<()> {
     drop(cluster);
     for id in ids {
         ensure!(
-            !std::path::Path::new(&format!("/proc/{id}")).exists(),
+            !Path::new(&format!("/proc/{id}")).exists(),
             "process {id} still runs"
         );
     }
     Ok(())
 }
 
+#[test]
+fn a_cluster_ends_when_whoever_wanted_it_was_killed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut owner = Command::new("sleep").arg("600").spawn()?;
+    let started = Cluster::owned_by(owner.id(), folder.path());
+    if !matches!(started, Ok(true)) {
+        owner.kill()?;
+        owner.wait()?;
+        return started.map(|_| ());
+    }
+    let ids = processes(folder.path())?;
+    ensure!(ids.len() == 4, "four programs run: {ids:?}");
+    owner.kill()?;
+    owner.wait()?;
+    wait::until_blocking("nothing is left but logs", SOON, || {
+        let running = ids
+            .iter()
+            .filter(|id| Path::new(&format!("/proc/{id}")).exists());
+        let known = folder.path().join("cluster.json").exists();
+        match (running.count(), known) {
+            (0, false) => Ok(()),
+            (running, known) => Err(format!("{running} processes run, state is there: {known}")),
+        }
+    })
+}
+
 /// Ids of the processes that a cluster consists of.
-fn processes(folder: &std::path::Path) -> Result<Vec<u64>> {
+fn processes(folder: &Path) -> Result<Vec<u64>> {
     std::fs::read_to_string(folder.join("processes.jsonl"))?
         .lines()
         .map(|line| {

@@ -92,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     expose.add_argument("variable", help="its name in `env`")
     expose.add_argument("service", metavar="NAMESPACE/SERVICE")
     expose.add_argument("port", help="by name or number")
+    install = command("install", _install, "installs Baton's charts and prints the URL of the router")
+    install.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a value of the chart baton")
     deploy = command("deploy", _deploy, "installs Baton's charts, applies a manifest, and asks it a question")
     deploy.add_argument("manifest", type=pathlib.Path)
 
@@ -109,6 +111,12 @@ def _parser() -> argparse.ArgumentParser:
 def _expose(asked) -> None:
     namespace, _, service = asked.service.partition("/")
     print(cluster.expose(Layout(asked.directory), asked.variable, namespace, service, asked.port))
+
+
+def _install(asked) -> None:
+    layout = Layout(asked.directory)
+    deployment.install(layout, [flag for value in asked.set for flag in ("--set", value)], _tell)
+    print(deployment.reach(layout)[0])
 
 
 def _deploy(asked) -> None:

@@ -30,12 +30,7 @@ def deploy(layout: Layout, manifest: pathlib.Path, tell: Callable[[str], None]) 
     within = ["--all", f"--namespace={NAMESPACE}", "--timeout=300s"]
     for kind in ("prefillpool", "decodepool", "routepolicy"):
         kubectl.run("wait", "--for=condition=Ready", kind, *within)
-    router = kubectl.json("get", "service", f"--selector={ROUTER}", f"--namespace={NAMESPACE}")["items"]
-    if not router:
-        raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER}")
-    name = router[0]["metadata"]["name"]
-    url = cluster.expose(layout, "BATON_URL", NAMESPACE, name, "http")
-    admin = cluster.expose(layout, "BATON_ADMIN", NAMESPACE, name, "admin")
+    url, admin = reach(layout)
     model = kubectl.json("get", "routepolicy", f"--namespace={NAMESPACE}")["items"][0]["spec"]["model"]
     answers: list[str] = []
     wait.until("the router's Service answers a chat request", 120, lambda: _ask(url, model, answers))
@@ -57,6 +52,15 @@ def install(layout: Layout, values: list[str], tell: Callable[[str], None]) -> N
         if done.returncode != 0:
             raise ClusterError(f"helm does not install {chart}: {done.stderr.strip()}")
         tell(f"chart {chart} is installed in namespace {NAMESPACE}")
+
+
+def reach(layout: Layout) -> tuple[str, str]:
+    """Makes the router's Service reachable from this machine: the URLs of its public and of its admin port."""
+    found = Kubectl(layout).json("get", "service", f"--selector={ROUTER}", f"--namespace={NAMESPACE}")["items"]
+    if not found:
+        raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER}")
+    name = found[0]["metadata"]["name"]
+    return tuple(cluster.expose(layout, f"BATON_{what}", NAMESPACE, name, port) for what, port in (("URL", "http"), ("ADMIN", "admin")))
 
 
 def _ask(url: str, model: str, answers: list[str]) -> str | None:

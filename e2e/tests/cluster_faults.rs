@@ -1,0 +1,230 @@
+//! What breaks under a running deployment on real nodes: a node's power, the operator, the API server, and the namespace itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::cluster::load::Load;
+use baton_e2e::manifest::Manifest;
+use baton_e2e::{scenario, wait};
+use serde_json::Value;
+
+/// Kubernetes gives a silent node 40 to 50 s before it says so, and what is lost on it goes some seconds after that.
+const AFTER_POWER_LOSS: Duration = Duration::from_secs(180);
+/// For how long nobody does anything.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Two decode workers, on two nodes; pods leave a node that is gone at once instead of after five minutes.
+fn manifest() -> String {
+    let fleet = Manifest {
+        decode_replicas: 2,
+        ..Manifest::tiny()
+    };
+    let template = "  topology: {spread: host}\n  template:\n    tolerations:\n    - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}\n";
+    fleet
+        .text()
+        .replace("  engine: ", &format!("{template}  engine: "))
+}
+
+#[test]
+fn what_is_lost_is_replaced_and_a_quiet_cluster_is_not_written_to() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(2, &[])? else {
+            return Ok(());
+        };
+        baton.apply(&manifest())?;
+        baton.ready()?;
+        let on: BTreeSet<String> = baton
+            .workers("decode")?
+            .iter()
+            .map(|pod| text(&pod["spec"]["nodeName"]))
+            .collect();
+        ensure!(
+            on.len() == 2,
+            "decode workers are spread over hosts: {on:?}"
+        );
+
+        nobody_writes(&baton).await?;
+        operator_killed(&baton)?;
+        api_server_restarted(&baton).await?;
+        power_lost(&baton).await?;
+        namespace_deleted(&baton)
+    });
+}
+
+/// Counted in the API server's own log of every write.
+async fn nobody_writes(baton: &Installed) -> Result<()> {
+    let log = baton.cluster.folder()?.join("logs/audit.jsonl");
+    let before = std::fs::metadata(&log)?.len();
+    // The one wait for a length of time: that nothing happens cannot be seen earlier.
+    tokio::time::sleep(QUIET).await;
+    let text = std::fs::read_to_string(&log)?;
+    let start = usize::try_from(before)?;
+    let mut written: BTreeMap<String, u32> = BTreeMap::new();
+    let mut leases = 0;
+    for line in text[start..].lines() {
+        let event: Value = serde_json::from_str(line)?;
+        let (who, what) = (&event["user"]["username"], &event["objectRef"]["resource"]);
+        let ours = who
+            .as_str()
+            .is_some_and(|who| who.starts_with("system:serviceaccount:baton:"));
+        let there = event["objectRef"]["namespace"] == NAMESPACE
+            || event["objectRef"]["apiGroup"] == "serving.baton.dev";
+        // Nodes renew leases of their own; asking who one is and what one may is no write.
+        if what == "leases" && ours {
+            leases += 1;
+        } else if (ours || there)
+            && what != "leases"
+            && what != "tokenreviews"
+            && what != "subjectaccessreviews"
+        {
+            *written
+                .entry(format!(
+                    "{who} {} {what} {}",
+                    event["verb"], event["objectRef"]["name"]
+                ))
+                .or_default() += 1;
+        }
+    }
+    ensure!(
+        written.is_empty(),
+        "a quiet cluster was written to: {written:#?}"
+    );
+    ensure!(
+        leases > 0,
+        "the operator renews its lease, and the log has none of it"
+    );
+    Ok(())
+}
+
+/// Power off, as far as its pods know. The next one finds all as it is: nothing is made or deleted twice.
+fn operator_killed(baton: &Installed) -> Result<()> {
+    let before = workers(baton)?;
+    let operators = "--selector=app.kubernetes.io/name=baton-operator";
+    // The scale is changed while nobody looks.
+    baton.run(&["delete", "pods", operators, "--grace-period=0", "--force"])?;
+    baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
+    baton.ready()?;
+    baton.until("three serve", &["decodepool", "decode"], |pool| {
+        ready_replicas(pool, 3)
+    })?;
+    let after = workers(baton)?;
+    ensure!(
+        before.is_subset(&after) && after.len() == before.len() + 1,
+        "{before:?} became {after:?}"
+    );
+    baton.run(&["scale", "decodepool/decode", "--replicas=2"])?;
+    baton.until("two serve", &["decodepool", "decode"], |pool| {
+        ready_replicas(pool, 2)
+    })
+}
+
+async fn api_server_restarted(baton: &Installed) -> Result<()> {
+    let before = workers(baton)?;
+    let load = Load::start(baton.api, "tiny", 2, 16);
+    load.more(2).await?;
+    baton.cluster.program("restart-api-server", &[])?;
+    load.more(20).await?;
+    load.all_well().await?;
+    // Watches are there again: what changes is seen.
+    baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
+    baton.until("three serve", &["decodepool", "decode"], |pool| {
+        ready_replicas(pool, 3)
+    })?;
+    let after = workers(baton)?;
+    ensure!(before.is_subset(&after), "{before:?} became {after:?}");
+    baton.run(&["scale", "decodepool/decode", "--replicas=2"])?;
+    baton.until("two serve", &["decodepool", "decode"], |pool| {
+        ready_replicas(pool, 2)
+    })
+}
+
+/// The node with a decode worker and without the only prefill worker, so that its end is seen at once.
+async fn power_lost(baton: &Installed) -> Result<()> {
+    let lost = "node-2";
+    let gone: BTreeSet<String> = baton
+        .workers("decode")?
+        .iter()
+        .filter(|pod| pod["spec"]["nodeName"] == lost)
+        .map(|pod| text(&pod["metadata"]["name"]))
+        .collect();
+    ensure!(!gone.is_empty(), "no decode worker is on {lost}");
+    baton.cluster.program("node-down", &["2"])?;
+    wait::until("its pods are replaced", AFTER_POWER_LOSS, async || {
+        let pods = baton
+            .workers("decode")
+            .map_err(|error| format!("{error:#}"))?;
+        let serving: Vec<_> = pods
+            .iter()
+            .filter(|pod| condition(pod, "Ready").0 == "True")
+            .collect();
+        if serving.len() == 2
+            && serving
+                .iter()
+                .all(|pod| pod["spec"]["nodeName"] == "node-1")
+        {
+            Ok(())
+        } else {
+            Err(format!(
+                "{} of {} decode pods are Ready",
+                serving.len(),
+                pods.len()
+            ))
+        }
+    })
+    .await?;
+    // Routers know it too by now: nothing is sent to what is gone.
+    let load = Load::start(baton.api, "tiny", 2, 16);
+    load.more(10).await?;
+    load.all_well().await?;
+    let names = workers(baton)?;
+    ensure!(
+        names.is_disjoint(&gone),
+        "a name was used again: {names:?} {gone:?}"
+    );
+    baton.cluster.program("node-up", &["2"])?;
+    baton.ready()
+}
+
+/// Nothing holds its end up, not even with nobody there to take anything back: no operator runs when it begins.
+fn namespace_deleted(baton: &Installed) -> Result<()> {
+    let operator = baton.list(&[
+        "deployments",
+        "--selector=app.kubernetes.io/name=baton-operator",
+    ])?;
+    let name = operator.first().context("no operator")?["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default();
+    baton.run(&["scale", &format!("deployment/{name}"), "--replicas=0"])?;
+    baton
+        .kubectl()
+        .run(&["delete", "namespace", NAMESPACE, "--timeout=120s"])?;
+    Ok(())
+}
+
+fn ready_replicas(pool: &Value, count: u64) -> Result<(), String> {
+    if pool["status"]["readyReplicas"] == count
+        && pool["status"]["replicas"] == count
+        && pool["status"]["drainingReplicas"].as_u64().unwrap_or(0) == 0
+    {
+        Ok(())
+    } else {
+        Err(pool["status"].to_string())
+    }
+}
+
+/// Names of all workers.
+fn workers(baton: &Installed) -> Result<BTreeSet<String>> {
+    let mut all = baton.workers("decode")?;
+    all.extend(baton.workers("prefill")?);
+    Ok(all
+        .iter()
+        .map(|pod| text(&pod["metadata"]["name"]))
+        .collect())
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,203 @@
+//! What is done to pods while clients are served by them, on real nodes: no client notices.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use baton_e2e::cluster::installed::Installed;
+use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::cluster::load::Load;
+use baton_e2e::manifest::Manifest;
+use baton_e2e::openai::Ask;
+use baton_e2e::{scenario, wait};
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+const CLIENTS: u32 = 4;
+/// Of each answer: one takes some seconds, so that a pod that has to go has work to finish.
+const TOKENS: u32 = 64;
+
+/// Simulated workers, and a budget that lets one decode pod go at a time.
+fn manifest(decode: u32) -> String {
+    let slow = Manifest {
+        decode_replicas: decode,
+        policy: "  timeouts: {totalSeconds: 120}\n".to_owned(),
+        ..Manifest::slow()
+    };
+    let budget = "kind: DecodePool\nmetadata: {name: decode}\nspec:\n";
+    slow.text().replace(
+        budget,
+        &format!("{budget}  disruption: {{minAvailable: 1}}\n"),
+    )
+}
+
+#[test]
+fn scaling_draining_and_deleting_under_load_fails_no_request() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(2, &[])? else {
+            return Ok(());
+        };
+        baton.apply(&manifest(3))?;
+        baton.ready()?;
+        let load = Load::start(baton.api, "tiny", CLIENTS, TOKENS);
+        load.more(CLIENTS).await?;
+
+        scaled_down(&baton)?;
+        load.more(CLIENTS).await?;
+        baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
+        decode_pods(&baton, 3)?;
+
+        deleted(&baton)?;
+        load.more(CLIENTS).await?;
+
+        let moved = node_drained(&baton)?;
+        load.more(CLIENTS).await?;
+        let answered = load.all_well().await?;
+        ensure!(
+            moved > 0 && answered > 4 * CLIENTS,
+            "{moved} pods moved, {answered} answers"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(1, &[])? else {
+            return Ok(());
+        };
+        baton.apply(&manifest(2))?;
+        baton.ready()?;
+        let before = names(&baton.workers("decode")?);
+        // Each pod has a run that lasts longer than what follows.
+        let mut runs = JoinSet::new();
+        for _ in 0..4 {
+            let ask = Ask::new("tiny", "a long answer", 1500).with("ignore_eos", true);
+            let api = baton.api;
+            runs.spawn(async move { ask.mode("Aggregated").stream(&api).await?.rest().await });
+        }
+        wait::until(
+            "all four run",
+            Duration::from_secs(60),
+            async || match running(&baton).map_err(|error| format!("{error:#}"))? {
+                4 => Ok(()),
+                other => Err(format!("{other} run")),
+            },
+        )
+        .await?;
+        baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
+        let draining = ["pods", "--selector=serving.baton.dev/draining=true"];
+        let name = baton.until("one drains", &draining, |list| {
+            match list["items"].as_array().map(Vec::as_slice) {
+                Some([pod]) => Ok(text(&pod["metadata"]["name"])),
+                _ => Err("not one does".to_owned()),
+            }
+        })?;
+        let pod = ["pod", name.as_str()];
+        baton.until("it is taken out", &pod, |pod| {
+            if is_ready(pod) {
+                Err("it is Ready".to_owned())
+            } else {
+                Ok(())
+            }
+        })?;
+        baton.run(&["scale", "decodepool/decode", "--replicas=2"])?;
+        baton.until("it serves again", &pod, |pod| {
+            let labels = &pod["metadata"]["labels"];
+            if is_ready(pod) && labels["serving.baton.dev/draining"].is_null() {
+                Ok(())
+            } else {
+                Err(format!("{labels}: {}", pod["status"]["conditions"]))
+            }
+        })?;
+        while let Some(answer) = runs.join_next().await {
+            ensure!(!answer??.is_empty(), "an answer without text");
+        }
+        ensure!(
+            names(&baton.workers("decode")?) == before,
+            "a pod was replaced"
+        );
+        Ok(())
+    });
+}
+
+fn scaled_down(baton: &Installed) -> Result<()> {
+    baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
+    decode_pods(baton, 1)
+}
+
+/// As a person does who does not know what runs on it.
+fn deleted(baton: &Installed) -> Result<()> {
+    let gone = names(&baton.workers("decode")?)[0].clone();
+    baton.run(&["delete", "pod", &gone, "--wait", "--timeout=120s"])?;
+    decode_pods(baton, 3)?;
+    let now = names(&baton.workers("decode")?);
+    ensure!(!now.contains(&gone), "{gone} is back: {now:?}");
+    Ok(())
+}
+
+/// Takes all pods of Baton off the second node; returns how many workers that were.
+fn node_drained(baton: &Installed) -> Result<usize> {
+    let there = |pods: Vec<Value>| {
+        pods.iter()
+            .filter(|pod| pod["spec"]["nodeName"] == "node-2")
+            .count()
+    };
+    let before = there(baton.workers("decode")?) + there(baton.workers("prefill")?);
+    let kubectl = baton.kubectl();
+    kubectl.run(&[
+        "drain",
+        "node-2",
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--timeout=240s",
+    ])?;
+    decode_pods(baton, 3)?;
+    let after = there(baton.workers("decode")?) + there(baton.workers("prefill")?);
+    ensure!(after == 0, "{after} workers are left on a drained node");
+    kubectl.run(&["uncordon", "node-2"])?;
+    Ok(before)
+}
+
+/// Waits until the pool has so many Ready pods and no other.
+fn decode_pods(baton: &Installed, count: usize) -> Result<()> {
+    let what = format!("{count} decode pods");
+    let pods = ["pods", "--selector=serving.baton.dev/pool=decode"];
+    baton.until(&what, &pods, |list| {
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let ready = items.iter().filter(|pod| is_ready(pod)).count();
+        if ready == count && items.len() == count {
+            Ok(())
+        } else {
+            Err(format!("{ready} of {} are Ready", items.len()))
+        }
+    })
+}
+
+fn is_ready(pod: &Value) -> bool {
+    condition(pod, "Ready").0 == "True"
+}
+
+/// Sequences that the decode pods compute, by their own word.
+fn running(baton: &Installed) -> Result<u64> {
+    let mut sum = 0;
+    for name in names(&baton.workers("decode")?) {
+        let path = format!("/api/v1/namespaces/baton/pods/{name}:7002/proxy/v1/load");
+        let load: Value = serde_json::from_str(&baton.kubectl().run(&["get", "--raw", &path])?)?;
+        sum += load["runningSequences"].as_u64().unwrap_or(0);
+    }
+    Ok(sum)
+}
+
+fn names(pods: &[Value]) -> Vec<String> {
+    let mut names: Vec<String> = pods
+        .iter()
+        .map(|pod| text(&pod["metadata"]["name"]))
+        .collect();
+    names.sort();
+    names
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}

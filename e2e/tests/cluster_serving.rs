@@ -1,0 +1,270 @@
+//! From custom resources to pods that serve, on real nodes: what a platform team sees with kubectl, and what a client gets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::manifest::Manifest;
+use baton_e2e::openai::Ask;
+use baton_e2e::scenario;
+use serde_json::Value;
+
+fn manifest() -> Manifest {
+    Manifest {
+        decode_replicas: 2,
+        ..Manifest::tiny()
+    }
+}
+
+#[test]
+fn pools_become_pods_that_serve_and_every_run_is_explained() {
+    scenario(async {
+        let Some(baton) = Installed::on_nodes(2, &[])? else {
+            return Ok(());
+        };
+        // Before the pools: nothing that a pod goes through is missed.
+        let seen = tempfile::NamedTempFile::new()?;
+        let mut watch = baton
+            .kubectl()
+            .command(&[
+                "get",
+                "pods",
+                "--watch",
+                "--output=json",
+                "--selector=serving.baton.dev/pool",
+            ])
+            .arg(format!("--namespace={NAMESPACE}"))
+            .stdout(Stdio::from(seen.reopen()?))
+            .spawn()?;
+        baton.apply(&manifest().text())?;
+        baton.ready()?;
+        watch.kill()?;
+        watch.wait()?;
+        never_ready_before_registered(&std::fs::read(seen.path())?)?;
+        labels_say_what_and_where(&baton)?;
+        served_and_explained(&baton).await?;
+        what_kubectl_shows(&baton)
+    });
+}
+
+/// Reads all that a watch has seen so far.
+fn never_ready_before_registered(watched: &[u8]) -> Result<()> {
+    let mut ready = BTreeSet::new();
+    let mut seen = 0;
+    for pod in serde_json::Deserializer::from_slice(watched).into_iter::<Value>() {
+        // The last one may be cut off.
+        let Ok(pod) = pod else { break };
+        seen += 1;
+        if condition(&pod, "Ready").0 == "True" {
+            let registered = condition(&pod, "serving.baton.dev/registered");
+            ensure!(registered.0 == "True", "Ready without its card: {pod}");
+            ready.insert(pod["metadata"]["name"].to_string());
+        }
+    }
+    ensure!(
+        seen > 6 && ready.len() == 3,
+        "{seen} states, Ready: {ready:?}"
+    );
+    Ok(())
+}
+
+fn labels_say_what_and_where(baton: &Installed) -> Result<()> {
+    let mut nodes = BTreeMap::new();
+    for node in baton.kubectl().list(&["nodes"])? {
+        nodes.insert(
+            text(&node["metadata"]["name"]),
+            node["metadata"]["labels"].clone(),
+        );
+    }
+    let mut identities = BTreeSet::new();
+    for (pool, role) in [("prefill", "prefill"), ("decode", "decode")] {
+        for pod in baton.workers(pool)? {
+            let labels = &pod["metadata"]["labels"];
+            let revision = text(&labels["serving.baton.dev/revision"]);
+            let name = text(&pod["metadata"]["name"]);
+            ensure!(name.starts_with(&format!("{pool}-{revision}-")), "{name}");
+            let on = &nodes[&text(&pod["spec"]["nodeName"])];
+            for (label, value) in [
+                ("app.kubernetes.io/name", &Value::from("baton-worker")),
+                ("app.kubernetes.io/instance", &Value::from(pool)),
+                ("app.kubernetes.io/component", &Value::from(role)),
+                ("app.kubernetes.io/part-of", &Value::from("baton")),
+                (
+                    "app.kubernetes.io/managed-by",
+                    &Value::from("baton-operator"),
+                ),
+                ("llm-d.ai/role", &Value::from(role)),
+                ("serving.baton.dev/pool", &Value::from(pool)),
+                ("serving.baton.dev/role", &Value::from(role)),
+                ("serving.baton.dev/model", &Value::from("tiny")),
+                (
+                    "serving.baton.dev/domain-nvlink",
+                    &on["nvidia.com/gpu.clique"],
+                ),
+                (
+                    "serving.baton.dev/domain-host",
+                    &on["kubernetes.io/hostname"],
+                ),
+                (
+                    "serving.baton.dev/domain-rack",
+                    &on["topology.kubernetes.io/rack"],
+                ),
+                (
+                    "serving.baton.dev/domain-zone",
+                    &on["topology.kubernetes.io/zone"],
+                ),
+            ] {
+                ensure!(
+                    &labels[label] == value,
+                    "{name}: {label} is {}, not {value}",
+                    labels[label]
+                );
+            }
+            let short = text(&labels["serving.baton.dev/kv-identity"]);
+            let whole =
+                text(&pod["metadata"]["annotations"]["serving.baton.dev/kv-identity-digest"]);
+            ensure!(
+                short.len() == 32 && whole.starts_with(&short),
+                "{name}: {short} {whole}"
+            );
+            identities.insert(whole);
+            let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+            ensure!(limits["nvidia.com/gpu"] == "1", "{name}: {limits}");
+        }
+    }
+    ensure!(
+        identities.len() == 1,
+        "one model, and its KV means the same everywhere: {identities:?}"
+    );
+    Ok(())
+}
+
+/// Aggregated and disaggregated runs, through one Service with two routers behind it.
+async fn served_and_explained(baton: &Installed) -> Result<()> {
+    let prompt: Vec<u32> = (0..600).map(|place| (place * 11) % 200 + 3).collect();
+    let ask = Ask::ids("tiny", &prompt, 24).with("ignore_eos", true);
+    let reference = ask.clone().mode("Aggregated").send(&baton.api).await?;
+    let mut routers = BTreeSet::new();
+    for turn in 0..10 {
+        // A salt of its own: no run finds another's blocks.
+        let salted = ask.clone().with("cache_salt", format!("turn {turn}"));
+        let (mode, kind) = [("Aggregated", "Local"), ("Disaggregated", "Remote")][turn % 2];
+        let answer = salted.mode(mode).send(&baton.api).await?;
+        ensure!(
+            answer.output == reference.output,
+            "{mode}: {:?}",
+            answer.output
+        );
+        let record = baton.explain(&answer.run)?;
+        ensure!(record.kind()? == kind, "{mode}: {}", record.0);
+        record.check_order()?;
+        ensure!((record.bytes() > 0) == (kind == "Remote"), "{}", record.0);
+        // A run's id begins with the router that it went through.
+        let (router, _) = answer
+            .run
+            .rsplit_once('-')
+            .context("a run without a router")?;
+        routers.insert(router.to_owned());
+    }
+    ensure!(
+        routers.len() == 2,
+        "ten requests, two routers, and these answered: {routers:?}"
+    );
+    // Without a header the policy decides by cost, and says so.
+    let answer = ask
+        .with("cache_salt", "conditional")
+        .send(&baton.api)
+        .await?;
+    let record = baton.explain(&answer.run)?;
+    ensure!(
+        record.0["candidates"]
+            .as_array()
+            .is_some_and(|all| all.len() >= 2),
+        "{}",
+        record.0
+    );
+    ensure!(!record.text("explanation").is_empty(), "{}", record.0);
+    Ok(())
+}
+
+fn what_kubectl_shows(baton: &Installed) -> Result<()> {
+    let table = baton.run(&["get", "pfp,dcp,rtp"])?;
+    for word in [
+        "prefillpool.serving.baton.dev/prefill",
+        "decodepool.serving.baton.dev/decode",
+        "routepolicy.serving.baton.dev/tiny",
+        "READY",
+        "1/1",
+        "2/2",
+    ] {
+        ensure!(table.contains(word), "{word} is missing in\n{table}");
+    }
+    let explained = baton.run(&["explain", "pfp.spec.engine"])?;
+    ensure!(explained.contains("blockSize"), "{explained}");
+    for kind in [
+        "prefillpool/prefill",
+        "decodepool/decode",
+        "routepolicy/tiny",
+    ] {
+        baton.run(&["wait", "--for=condition=Ready", kind, "--timeout=10s"])?;
+    }
+
+    // Nothing has changed: no difference. Something would: the difference, and nothing is done.
+    let namespace = format!("--namespace={NAMESPACE}");
+    baton
+        .kubectl()
+        .run_with(&["diff", &namespace, "--filename=-"], &manifest().text())?;
+    let more = Manifest {
+        decode_replicas: 3,
+        ..manifest()
+    };
+    let server_side = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--force-conflicts",
+        &namespace,
+        "--filename=-",
+    ];
+    let said = baton.kubectl().run_with(&server_side, &more.text())?;
+    ensure!(
+        said.contains("serverside-applied (server dry run)"),
+        "{said}"
+    );
+    let pool = baton.kubectl().get(&["decodepool", "decode", &namespace])?;
+    ensure!(
+        pool["spec"]["replicas"] == 2,
+        "a dry run did something: {}",
+        pool["spec"]
+    );
+
+    baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
+    let three = ["decodepool", "decode"];
+    baton.until("the pool has three", &three, |pool| {
+        match &pool["status"]["readyReplicas"] {
+            ready if ready == 3 => Ok(()),
+            ready => Err(ready.to_string()),
+        }
+    })?;
+    // What autoscalers read.
+    let scale: Value = serde_json::from_str(&baton.kubectl().run(&[
+        "get",
+        "--raw",
+        &format!(
+            "/apis/serving.baton.dev/v1alpha1/namespaces/{NAMESPACE}/decodepools/decode/scale"
+        ),
+    ])?)?;
+    let selector = scale["status"]["selector"]
+        .as_str()
+        .context("no selector")?;
+    ensure!(scale["status"]["replicas"] == 3, "{scale}");
+    let selected = baton.list(&["pods", &format!("--selector={selector}")])?;
+    ensure!(selected.len() == 3, "{selector} selects {}", selected.len());
+    Ok(())
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
