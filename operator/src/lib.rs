@@ -1,11 +1,14 @@
 //! Reconciles the three resources of Baton into what a cluster runs.
 
 pub mod admin;
+pub mod app;
+pub mod condition;
 pub mod controller;
 pub mod fetch;
 pub mod lease;
 pub mod metrics;
 pub mod objects;
+pub mod policy;
 pub mod pool;
 pub mod random;
 pub mod worker;

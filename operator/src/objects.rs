@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use baton_crds::status::{PoolStatus, RoutePolicyStatus};
 use baton_crds::{GROUP, PoolRole, PoolSpec, RoutePolicySpec, VERSION};
 use kube::Resource;
-use kube::core::{DeserializeGuard, NamespaceResourceScope, ObjectMeta};
+use kube::core::{DeserializeGuard, DynamicResourceScope, NamespaceResourceScope, ObjectMeta};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ impl<'de> Deserialize<'de> for Pool {
 
 impl Resource for Pool {
     type DynamicType = PoolKind;
-    type Scope = NamespaceResourceScope;
+    type Scope = DynamicResourceScope;
 
     fn kind(kind: &PoolKind) -> Cow<'_, str> {
         kind.0.kind().into()
@@ -163,7 +163,8 @@ impl Written {
         T: DeserializeOwned,
         E: Error,
     {
-        let spec = S::deserialize(&self.spec).map_err(|error| E::custom(format!("spec: {error}")))?;
+        let spec =
+            S::deserialize(&self.spec).map_err(|error| E::custom(format!("spec: {error}")))?;
         let status = serde_json::from_value(self.status).ok();
         Ok((self.metadata, spec, self.spec, status))
     }
@@ -213,10 +214,17 @@ mod tests {
 
     #[test]
     fn what_breaks_a_rule_is_named_with_its_field() {
-        let spec = json!({"model": {"name": "m"}, "engine": {"type": "Simulated", "blockSize": 17}});
-        let problems = read(&spec, &json!({})).0.unwrap().problems(PoolRole::Decode);
+        let spec =
+            json!({"model": {"name": "m"}, "engine": {"type": "Simulated", "blockSize": 17}});
+        let problems = read(&spec, &json!({}))
+            .0
+            .unwrap()
+            .problems(PoolRole::Decode);
         assert_eq!(problems.len(), 1, "{problems:?}");
-        assert!(problems[0].starts_with("DecodePool d: spec.engine.blockSize"), "{problems:?}");
+        assert!(
+            problems[0].starts_with("DecodePool d: spec.engine.blockSize"),
+            "{problems:?}"
+        );
     }
 
     #[test]

@@ -117,6 +117,9 @@ mod tests {
         assert!(answered(403).is_of_one_request() && answered(422).is_of_one_request());
         assert!(!answered(429).is_of_one_request() && !answered(500).is_of_one_request());
         let text = answered(403).to_string();
-        assert!(text.starts_with("pod n/p: ") && text.contains("ClusterRole"), "{text}");
+        assert!(
+            text.starts_with("pod n/p: ") && text.contains("ClusterRole"),
+            "{text}"
+        );
     }
 }

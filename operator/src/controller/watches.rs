@@ -62,7 +62,10 @@ pub async fn follow<K>(
             // The stream of a watcher does not end.
             None => return,
             Some(Err(error)) => {
-                metrics.watch_errors.get_or_create(&KindLabels { kind }).inc();
+                metrics
+                    .watch_errors
+                    .get_or_create(&KindLabels { kind })
+                    .inc();
                 if !std::mem::replace(&mut faulty, true) {
                     warn!(kind, %error, "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed");
                 }

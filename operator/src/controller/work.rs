@@ -84,7 +84,8 @@ impl<K> Looks<K> {
         let (id, looked) = match self.tasks.join_next_with_id().await? {
             Ok((id, looked)) => (id, looked),
             Err(error) => {
-                let words = format!("the look has panicked, which is a fault of the operator: {error}");
+                let words =
+                    format!("the look has panicked, which is a fault of the operator: {error}");
                 (error.id(), Err(Fault::Other(words)))
             }
         };
@@ -206,7 +207,11 @@ impl<K: Ord + Clone + Debug + Display + Send + 'static> Work<K> {
         }
         drop(queue);
         self.earlier.notify_one();
-        info!(controller = self.name, objects = count, "all objects are looked at");
+        info!(
+            controller = self.name,
+            objects = count,
+            "all objects are looked at"
+        );
     }
 }
 
@@ -248,7 +253,10 @@ mod tests {
         assert!((65.6..=68.4).contains(&took), "{took}");
         assert_eq!(looks.load(Ordering::Relaxed), 4);
         let text = metrics.text();
-        assert!(text.contains("controller_runtime_reconcile_errors_total{controller=\"test\"} 3"), "{text}");
+        assert!(
+            text.contains("controller_runtime_reconcile_errors_total{controller=\"test\"} 3"),
+            "{text}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

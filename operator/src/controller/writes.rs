@@ -197,12 +197,7 @@ impl Writes {
 
     /// # Errors
     /// As [`Writes::create_pod`].
-    pub async fn delete_budget(
-        &self,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-    ) -> Result<(), Fault> {
+    pub async fn delete_budget(&self, namespace: &str, name: &str, uid: &str) -> Result<(), Fault> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.client.clone(), namespace);
         let parameters = of_uid(uid);
         let request = budgets.delete(name, &parameters);
@@ -259,7 +254,12 @@ impl Writes {
         let parameters = PostParams::default();
         let object = format!("{namespace}/{}", secret.name_any());
         let created = self
-            .one("create", "secrets", &object, secrets.create(&parameters, secret))
+            .one(
+                "create",
+                "secrets",
+                &object,
+                secrets.create(&parameters, secret),
+            )
             .await;
         match created {
             Err(Fault::Api { source, .. }) if already_exists(&source) => Ok(()),
@@ -274,9 +274,14 @@ impl Writes {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let parameters = PostParams::default();
         let object = format!("{namespace}/{}", event.name_any());
-        self.one("create", "events", &object, events.create(&parameters, event))
-            .await
-            .map(|_| ())
+        self.one(
+            "create",
+            "events",
+            &object,
+            events.create(&parameters, event),
+        )
+        .await
+        .map(|_| ())
     }
 }
 

@@ -94,16 +94,17 @@ impl Candidate {
 }
 
 fn turns() -> impl Strategy<Value = Vec<Turn>> {
-    let fate = prop_oneof![8 => Just(Fate::Good), 1 => Just(Fate::Lost), 1 => Just(Fate::Unanswered)];
-    let delay =
-        prop_oneof![8 => 0u64..3_000, 2 => 3_000u64..20_000, 1 => 20_000u64..80_000];
+    let fate =
+        prop_oneof![8 => Just(Fate::Good), 1 => Just(Fate::Lost), 1 => Just(Fate::Unanswered)];
+    let delay = prop_oneof![8 => 0u64..3_000, 2 => 3_000u64..20_000, 1 => 20_000u64..80_000];
     let flight = prop_oneof![4 => 0u64..50, 1 => 50u64..5_000];
-    let turn = (any::<bool>(), delay, flight, fate).prop_map(|(second, delay, flight, fate)| Turn {
-        second,
-        delay,
-        flight,
-        fate,
-    });
+    let turn =
+        (any::<bool>(), delay, flight, fate).prop_map(|(second, delay, flight, fate)| Turn {
+            second,
+            delay,
+            flight,
+            fate,
+        });
     proptest::collection::vec(turn, 1..200)
 }
 

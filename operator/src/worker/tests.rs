@@ -45,12 +45,23 @@ async fn load_is_read_and_what_it_does_not_know_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_card_is_read_whole() {
+    let card = include_str!("tests/card.json");
+    let address = serve(Router::new().route("/v1/card", get(move || async move { card }))).await;
+    let read = Workers::default().card_at(address).await.unwrap();
+    assert_eq!(read, serde_json::from_str(card).unwrap());
+    assert_eq!((read.pool.as_str(), read.capacity.block_size), ("d", 16));
+}
+
+#[tokio::test]
 async fn what_is_no_card_is_an_error_that_names_address_and_field() {
     let address = serve(Router::new().route("/v1/card", get(|| async { "{}" }))).await;
     let error = Workers::default().card_at(address).await.unwrap_err();
     let text = error.to_string();
     assert!(
-        text.starts_with(&format!("http://{address}/v1/card answers what is no card: ")),
+        text.starts_with(&format!(
+            "http://{address}/v1/card answers what is no card: "
+        )),
         "{text}"
     );
     assert!(text.contains("worker"), "{text}");
@@ -90,10 +101,7 @@ async fn a_worker_that_is_gone_is_said_in_words_that_help() {
         "{text}"
     );
     let error = drain(address, false).await.unwrap_err();
-    assert!(
-        error.to_string().contains(&address.to_string()),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,10 +192,7 @@ impl Worker for Draining {
     ) -> Result<Response<Self::ArtifactStream>, Status> {
         unknown()
     }
-    async fn drain(
-        &self,
-        request: Request<DrainRequest>,
-    ) -> Result<Response<DrainReply>, Status> {
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
         let count = if request.into_inner().undo {
             &self.resumed
         } else {

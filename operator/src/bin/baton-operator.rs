@@ -1,0 +1,42 @@
+//! The operator process.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use baton_operator::app::{self, WrongInput, flags::Flags};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let flags = Flags::parse_process();
+    // The client tells of each retry; what comes of it is said by whoever asked.
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=warn,kube_runtime=error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return end(
+                &format!("async runtime: {error}: check the limit on threads"),
+                1,
+            );
+        }
+    };
+    match runtime.block_on(app::run(flags)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<WrongInput>() => end(&format!("{error:#}"), 2),
+        Err(error) => end(&format!("{error:#}"), 1),
+    }
+}
+
+fn end(message: &str, status: u8) -> ExitCode {
+    // Without standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "baton-operator: {message}");
+    ExitCode::from(status)
+}

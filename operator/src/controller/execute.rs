@@ -1,0 +1,181 @@
+//! Carries out what a plan of a pool says.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use parking_lot::Mutex;
+use tracing::{info, warn};
+
+use super::context::{Context, Memory};
+use super::fault::{Class, Fault, code, words};
+use super::hash_key;
+use super::key::PoolKey;
+use super::writes::Written;
+use crate::pool::Action;
+use crate::worker;
+
+/// What has not worked.
+#[derive(Debug, Default)]
+pub struct Trouble {
+    /// The first refusal of the API server; what it was about is tried again later.
+    pub fault: Option<Fault>,
+    /// A worker did not answer: it is asked again soon, which the API server has nothing to do with.
+    pub worker_silent: bool,
+}
+
+/// Does what `actions` say, in their order. An action that fails keeps back the later ones of the same pod only, unless the API server
+/// itself is in trouble.
+///
+/// # Errors
+/// The API server cannot be reached, or this process does not lead: nothing more was tried.
+pub async fn execute(
+    context: &Context,
+    key: &PoolKey,
+    actions: Vec<Action>,
+    memory: &Mutex<Memory>,
+) -> Result<Trouble, Fault> {
+    let mut trouble = Trouble::default();
+    let mut kept_back: BTreeSet<String> = BTreeSet::new();
+    let mut creates = true;
+    let mut has_key = false;
+    for action in actions {
+        let pod = pod_of(&action).map(str::to_owned);
+        if pod.as_ref().is_some_and(|pod| kept_back.contains(pod)) {
+            continue;
+        }
+        let is_creation = matches!(action, Action::CreatePod(_));
+        if is_creation && !creates {
+            continue;
+        }
+        if is_creation && !has_key {
+            // Without it the pods would wait for a volume.
+            if let Err(fault) = hash_key::ensure(&context.writes, &key.namespace).await {
+                note(&mut trouble, fault)?;
+            }
+            has_key = true;
+        }
+        if let Action::Drain {
+            pod,
+            control,
+            undo,
+            uid: _,
+        } = &action
+        {
+            context.writes.may()?;
+            match worker::drain(*control, *undo).await {
+                Ok(()) => info!(pool = %key, pod, undo, "worker asked to drain"),
+                Err(error) => {
+                    warn!(pool = %key, pod, undo, %error, "worker not asked to drain, tried again");
+                    trouble.worker_silent = true;
+                    kept_back.insert(pod.clone());
+                }
+            }
+            continue;
+        }
+        let Err(fault) = one(context, key, action, memory).await else {
+            continue;
+        };
+        if is_creation {
+            if fault.class() != Class::Conflict {
+                memory.lock().creation_error = Some(refusal(&fault));
+            }
+            // What refuses one refuses the next, be it a quota or a rule.
+            creates = false;
+        }
+        kept_back.extend(pod);
+        note(&mut trouble, fault)?;
+    }
+    Ok(trouble)
+}
+
+/// Keeps the first fault; one that is not of one request ends everything.
+fn note(trouble: &mut Trouble, fault: Fault) -> Result<(), Fault> {
+    if !fault.is_of_one_request() {
+        return Err(fault);
+    }
+    trouble.fault.get_or_insert(fault);
+    Ok(())
+}
+
+async fn one(
+    context: &Context,
+    key: &PoolKey,
+    action: Action,
+    memory: &Mutex<Memory>,
+) -> Result<(), Fault> {
+    let writes = &context.writes;
+    let namespace = &key.namespace;
+    match action {
+        Action::CreatePod(pod) => {
+            let created = writes.create_pod(&pod).await?;
+            info!(pool = %key, pod = created.name_any(), "pod created");
+            let mut memory = memory.lock();
+            memory.creation_error = None;
+            memory.pending.created(created, Timestamp::now());
+        }
+        Action::StampPod {
+            pod,
+            uid,
+            labels,
+            annotations,
+        } => {
+            let written = writes
+                .stamp_pod(namespace, &pod, &uid, &labels, &annotations)
+                .await?;
+            patched(memory, &uid, written);
+        }
+        Action::SetCondition {
+            pod,
+            uid,
+            condition,
+        } => {
+            let written = writes
+                .set_condition(namespace, &pod, &uid, &condition)
+                .await?;
+            info!(pool = %key, pod, condition = condition.type_, status = condition.status, reason = condition.reason, "condition set");
+            patched(memory, &uid, written);
+        }
+        Action::DeletePod { pod, uid, grace } => {
+            writes.delete_pod(namespace, &pod, &uid, grace).await?;
+            info!(pool = %key, pod, grace, "pod deleted");
+            memory.lock().pending.deleted(&uid, Timestamp::now());
+        }
+        Action::ApplyDisruptionBudget(budget) => writes.apply_budget(&budget).await?,
+        Action::DeleteDisruptionBudget { name, uid } => {
+            writes.delete_budget(namespace, &name, &uid).await?;
+        }
+        // Workers are no affair of the API server.
+        Action::Drain { .. } => {}
+    }
+    Ok(())
+}
+
+fn patched(memory: &Mutex<Memory>, uid: &str, written: Written<Pod>) {
+    let pending = &mut memory.lock().pending;
+    match written {
+        Written::Now(pod) => pending.patched(pod, Timestamp::now()),
+        Written::Gone => pending.deleted(uid, Timestamp::now()),
+    }
+}
+
+fn pod_of(action: &Action) -> Option<&str> {
+    match action {
+        Action::StampPod { pod, .. }
+        | Action::SetCondition { pod, .. }
+        | Action::Drain { pod, .. }
+        | Action::DeletePod { pod, .. } => Some(pod),
+        Action::CreatePod(_)
+        | Action::ApplyDisruptionBudget(_)
+        | Action::DeleteDisruptionBudget { .. } => None,
+    }
+}
+
+/// In the API server's words where it has said something.
+fn refusal(fault: &Fault) -> String {
+    match fault {
+        Fault::Api { source, .. } if code(source).is_some() => words(source),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,155 @@
+//! What a `RoutePolicy` means for what exists: a pure planner of its status, and what policies mean for a pool.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`observed`] | what the planner is told |
+//! | [`references`] | which pools a policy names |
+//! | [`declared`] | in which fields two pools contradict each other, known before any pod runs |
+//! | [`pairs`] | which revisions can hand KV to which |
+//! | [`acceptance`] | whether a policy can be honoured at all |
+//! | [`conditions`] | what its status says |
+//! | [`facts`] | what the policies that name a pool mean for the pool |
+//!
+//! Nothing is applied but the status: routers follow policies by themselves and say which generation they serve by.
+
+pub mod acceptance;
+pub mod conditions;
+pub mod declared;
+pub mod facts;
+pub mod observed;
+pub mod pairs;
+pub mod references;
+#[cfg(test)]
+mod tests;
+
+use baton_crds::labels as names;
+use baton_crds::status::{Condition, RoutePolicyStatus, RouterStatus};
+
+use crate::pool::{Note, NoteKind, Regarding};
+
+pub use observed::{InForce, Observed, Other, PolicyObject, PoolView, Router};
+
+/// The status to be written if it is not what the policy has, and events of what has changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub status: RoutePolicyStatus,
+    pub notes: Vec<Note>,
+}
+
+/// Routers that a status has room for.
+const ROUTERS: usize = 64;
+
+/// What to say of a policy.
+#[must_use]
+pub fn plan(observed: &Observed) -> Plan {
+    let policy = &observed.policy;
+    let known = policy.status.clone().unwrap_or_default();
+    if policy.deleting {
+        return Plan {
+            status: known,
+            notes: Vec::new(),
+        };
+    }
+    let sides = references::Sides::of(policy, &observed.pools);
+    let pairs = pairs::Pairs::of(&sides, &observed.cards, &known.pairs);
+    let acceptance = acceptance::of(observed, &sides);
+    let routers = routers(observed, &known.routers);
+    let conditions = conditions::of(observed, &sides, &pairs, &acceptance, &routers);
+    let notes = notes(&conditions, &known.conditions);
+    let last_good = if acceptance.is_true() {
+        Some(policy.generation)
+    } else {
+        known.last_good_generation
+    };
+    Plan {
+        status: RoutePolicyStatus {
+            observed_generation: Some(policy.generation),
+            last_good_generation: last_good,
+            pairs: pairs.revisions,
+            routers,
+            conditions,
+        },
+        notes,
+    }
+}
+
+/// What each router says. Of one that cannot be asked just now, what it said last counts.
+fn routers(observed: &Observed, known: &[RouterStatus]) -> Vec<RouterStatus> {
+    let name = &observed.policy.name;
+    let mut routers: Vec<RouterStatus> = observed
+        .routers
+        .iter()
+        .map(|router| match &router.answer {
+            Ok(policies) => {
+                let mine = policies.iter().find(|policy| policy.name == *name);
+                RouterStatus {
+                    pod: router.pod.clone(),
+                    generation: mine.and_then(|mine| mine.generation),
+                    refused: mine
+                        .and_then(|mine| mine.refused.clone())
+                        .map(crate::condition::bounded),
+                }
+            }
+            Err(_) => known
+                .iter()
+                .find(|known| known.pod == router.pod)
+                .cloned()
+                .unwrap_or_else(|| RouterStatus {
+                    pod: router.pod.clone(),
+                    ..RouterStatus::default()
+                }),
+        })
+        .collect();
+    routers.sort_by(|one, other| one.pod.cmp(&other.pod));
+    routers.truncate(ROUTERS);
+    routers
+}
+
+/// An event for each condition that is about a refusal and has come or gone.
+fn notes(now: &[Condition], before: &[Condition]) -> Vec<Note> {
+    let told = [
+        names::ACCEPTED,
+        names::COMPATIBLE,
+        names::DISAGGREGATING,
+        names::STALLED,
+    ];
+    now.iter()
+        .filter(|condition| told.contains(&condition.condition_type.as_str()))
+        .filter_map(|condition| {
+            let known = before
+                .iter()
+                .find(|known| known.condition_type == condition.condition_type);
+            let bad = |condition: &Condition| {
+                condition.status
+                    == if condition.condition_type == names::STALLED {
+                        "True"
+                    } else {
+                        "False"
+                    }
+            };
+            let same = known.is_some_and(|known| {
+                known.status == condition.status && known.reason == condition.reason
+            });
+            if same || (!bad(condition) && !known.is_some_and(bad)) {
+                return None;
+            }
+            let (kind, reason) = match (condition.condition_type.as_str(), bad(condition)) {
+                (names::ACCEPTED, true) => (NoteKind::Warning, "NotAccepted"),
+                (names::ACCEPTED, false) => (NoteKind::Normal, "Accepted"),
+                (names::COMPATIBLE, true) => (NoteKind::Warning, "Incompatible"),
+                (names::COMPATIBLE, false) => (NoteKind::Normal, "Compatible"),
+                (names::DISAGGREGATING, true) => (NoteKind::Warning, "NotDisaggregating"),
+                (names::DISAGGREGATING, false) => (NoteKind::Normal, "Disaggregating"),
+                (_, true) => (NoteKind::Warning, "Stalled"),
+                (_, false) => (NoteKind::Normal, "NotStalled"),
+            };
+            let message = format!("{}: {}", condition.reason, condition.message);
+            Some(Note {
+                kind,
+                reason,
+                message,
+                regarding: Regarding::Pool,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! What the policies that name a pool mean for the pool.
+
+use baton_crds::{PoolRole, RoutePolicySpec};
+
+use super::declared;
+use super::observed::PoolView;
+use super::references::names;
+use crate::pool::{Compatibility, PolicyFacts};
+
+/// `policies`: name and spec of all policies of the pool's namespace; `pools`: all pools of it.
+#[must_use]
+pub fn of(
+    pool: &PoolView,
+    policies: &[(String, &RoutePolicySpec)],
+    pools: &[PoolView],
+) -> PolicyFacts {
+    let mut named_by = Vec::new();
+    let mut tightest: Option<i64> = None;
+    let mut partners: Vec<&PoolView> = Vec::new();
+    for (name, policy) in policies {
+        let (mine, theirs, role) = match pool.role {
+            PoolRole::Prefill => (
+                &policy.prefill_pools,
+                &policy.decode_pools,
+                PoolRole::Decode,
+            ),
+            PoolRole::Decode => (
+                &policy.decode_pools,
+                &policy.prefill_pools,
+                PoolRole::Prefill,
+            ),
+        };
+        if !mine.iter().any(|reference| names(reference, pool)) {
+            continue;
+        }
+        named_by.push(name.clone());
+        if let Some(objective) = policy.objective.tpot_milliseconds {
+            tightest = Some(tightest.map_or(objective, |known| known.min(objective)));
+        }
+        let named = pools.iter().filter(|other| {
+            other.role == role && theirs.iter().any(|reference| names(reference, other))
+        });
+        for other in named {
+            if !partners.iter().any(|known| known.name == other.name) {
+                partners.push(other);
+            }
+        }
+    }
+    named_by.sort();
+    PolicyFacts {
+        named_by,
+        tpot_objective_milliseconds: tightest,
+        compatible: compatible(pool, &partners),
+    }
+}
+
+fn compatible(pool: &PoolView, partners: &[&PoolView]) -> Option<Compatibility> {
+    if partners.is_empty() {
+        return None;
+    }
+    let mut good = Vec::new();
+    let mut bad = Vec::new();
+    for other in partners {
+        let (prefill, decode) = match pool.role {
+            PoolRole::Prefill => (pool, *other),
+            PoolRole::Decode => (*other, pool),
+        };
+        let differences = declared::differences(&prefill.spec, &decode.spec);
+        if differences.is_empty() {
+            good.push(other.title());
+        } else {
+            let differences = declared::sentence(&differences);
+            bad.push(format!("not with {}: {differences}", other.title()));
+        }
+    }
+    let holds = !good.is_empty();
+    if holds {
+        bad.insert(0, format!("can be paired with {}", good.join(", ")));
+    }
+    Some(Compatibility {
+        holds,
+        message: bad.join("; "),
+    })
+}
