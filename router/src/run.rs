@@ -11,6 +11,7 @@ use std::sync::Arc;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::RunId;
 use baton_protocol::wire;
+use baton_telemetry::context::TraceContext;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -83,7 +84,7 @@ pub struct RunRequest {
     /// What the client asked for, as OpenTelemetry's GenAI conventions name it.
     pub operation: &'static str,
     /// W3C trace context of the client.
-    pub traceparent: Option<String>,
+    pub traceparent: Option<TraceContext>,
     pub received: Instant,
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`library`]: compiles a model's tokenizer and template once and keeps them.
 //! - [`model`]: tokenizer, token bytes and chat template of one model.
+//! - [`bpe`]: the tokens of byte-level models, without what `tokenizers` spends on offsets. [`words`]: how these cut text first.
 //! - [`template`]: renders a chat as the model was trained to see it.
 //!   `python_json`: its JSON filter.
 //! - [`vocabulary`]: the bytes of each token.
@@ -9,6 +10,7 @@
 //! - [`stop`]: finds stop strings across tokens.
 //! - [`output`]: generated tokens into what may be shown.
 
+pub mod bpe;
 pub mod library;
 pub mod model;
 pub mod output;
@@ -17,3 +19,4 @@ pub mod stop;
 pub mod template;
 pub mod unicode;
 pub mod vocabulary;
+pub mod words;

@@ -66,8 +66,7 @@ struct AttemptTrace {
 }
 
 impl RunTrace {
-    pub fn begin(tracer: &Tracer, parent: Option<&str>, run: &str) -> Self {
-        let parent = parent.and_then(TraceContext::parse);
+    pub fn begin(tracer: &Tracer, parent: Option<TraceContext>, run: &str) -> Self {
         Self {
             root: tracer.root(parent.as_ref(), run),
             parent,

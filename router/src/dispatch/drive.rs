@@ -134,7 +134,7 @@ impl Drive {
         let policy = &request.policy.policy;
         shared.learning.run_began(policy, now);
         let accepted = shared.clock.at(request.received);
-        let trace = RunTrace::begin(&shared.tracer, request.traceparent.as_deref(), &run.0);
+        let trace = RunTrace::begin(&shared.tracer, request.traceparent, &run.0);
         let total = Duration::try_from_secs_f64(policy.timeouts.total_seconds)
             .unwrap_or(Duration::from_secs(3_600));
         let prompt_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);

@@ -59,9 +59,8 @@ pub fn mode(headers: &HeaderMap) -> Result<Option<Mode>, ApiError> {
 }
 
 /// W3C trace context. What is none is dropped, as the standard says.
-pub fn traceparent(headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(&TRACEPARENT)?.to_str().ok()?;
-    TraceContext::parse(value).map(|_| value.to_owned())
+pub fn traceparent(headers: &HeaderMap) -> Option<TraceContext> {
+    TraceContext::parse(headers.get(&TRACEPARENT)?.to_str().ok()?)
 }
 
 #[cfg(test)]
@@ -112,8 +111,8 @@ mod tests {
     fn trace_context_is_passed_on_only_if_it_is_one() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(
-            traceparent(&headers("traceparent", good)).as_deref(),
-            Some(good)
+            traceparent(&headers("traceparent", good)).map(|context| context.traceparent()),
+            Some(good.to_owned())
         );
         let future = format!("01{}-more", &good[2..]);
         assert!(traceparent(&headers("traceparent", &future)).is_some());

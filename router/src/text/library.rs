@@ -11,7 +11,7 @@ use super::model::ModelText;
 use crate::run::TextArtifacts;
 
 /// Compiled models kept. A router serves few at a time; during a change of weights or template, twice as many. One takes about
-/// 30 MB for a vocabulary of 49,152 tokens.
+/// 40 MB for a vocabulary of 49,152 tokens.
 const CAPACITY: usize = 16;
 
 type Slot = Arc<OnceCell<Arc<ModelText>>>;
@@ -37,16 +37,25 @@ struct Shelf {
 pub struct Unusable(pub String);
 
 impl Library {
+    /// The model, if it is compiled already.
+    pub fn compiled(&self, artifacts: &TextArtifacts) -> Option<Arc<ModelText>> {
+        self.slot(artifacts).get().cloned()
+    }
+
+    fn slot(&self, artifacts: &TextArtifacts) -> Slot {
+        self.shelf.lock().slot((
+            artifacts.tokenizer_digest.clone(),
+            artifacts.chat_template_digest.clone(),
+        ))
+    }
+
     /// The compiled model. Requests that come while it is compiled wait for it; a failed attempt is made again by the next.
     pub async fn get(
         &self,
         artifacts: Arc<TextArtifacts>,
         threads: Threads,
     ) -> Result<Arc<ModelText>, Unusable> {
-        let slot = self.shelf.lock().slot((
-            artifacts.tokenizer_digest.clone(),
-            artifacts.chat_template_digest.clone(),
-        ));
+        let slot = self.slot(&artifacts);
         if let Some(model) = slot.get() {
             return Ok(model.clone());
         }
@@ -54,7 +63,12 @@ impl Library {
             let digest = artifacts.tokenizer_digest.clone();
             let compiled = threads.run(move || ModelText::compile(&artifacts)).await;
             let reason = match compiled {
-                Ok(Ok(model)) => return Ok(Arc::new(model)),
+                Ok(Ok(model)) => {
+                    if let Some(reason) = model.slow() {
+                        tracing::info!(tokenizer = %digest, "prompts of the model are tokenised by the slow way: {reason}");
+                    }
+                    return Ok(Arc::new(model));
+                }
                 Ok(Err(error)) => error.to_string(),
                 Err(error) => error.to_string(),
             };

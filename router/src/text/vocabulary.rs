@@ -170,7 +170,7 @@ fn decode(steps: &[Step], mut name: String) -> Vec<u8> {
 }
 
 /// The byte that a character stands for in GPT-2's alphabet: printable Latin-1 is itself, the other bytes follow from U+0100 on.
-fn byte_of(character: char) -> Option<u8> {
+pub(super) fn byte_of(character: char) -> Option<u8> {
     /// Bytes that do not stand for themselves, in order.
     const OTHERS: [(u8, u8); 3] = [(0x00, 0x20), (0x7f, 0xa0), (0xad, 0xad)];
     let code = u32::from(character);

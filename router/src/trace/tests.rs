@@ -259,7 +259,7 @@ fn nothing_is_kept_or_made_of_a_run_that_is_not_sampled() {
 #[test]
 fn a_router_that_traces_nothing_passes_the_client_s_trace_on() {
     let client = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let trace = RunTrace::begin(&Tracer::off(), Some(client), RUN);
+    let trace = RunTrace::begin(&Tracer::off(), TraceContext::parse(client), RUN);
     assert_eq!(trace.traceparent(1, Leg::Decode), client);
     let trace = RunTrace::begin(&Tracer::off(), None, RUN);
     assert_eq!(trace.traceparent(1, Leg::Decode), "");

@@ -1,6 +1,7 @@
 //! What a run is given for what a client sends.
 
 use super::*;
+use baton_telemetry::context::TraceContext;
 use wire::FinishReason::Stop;
 
 /// The run that `request` starts, and its answer.
@@ -137,7 +138,7 @@ async fn trace_context_is_passed_on() {
         .headers_mut()
         .insert("traceparent", parent.parse().unwrap());
     let (run, _) = run_of(setup(), request).await;
-    assert_eq!(run.traceparent.as_deref(), Some(parent));
+    assert_eq!(run.traceparent, TraceContext::parse(parent));
 }
 
 #[tokio::test]
