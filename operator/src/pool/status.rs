@@ -81,8 +81,9 @@ fn is_draining(member: &Member<'_>) -> bool {
 
 /// One pod a replica, without those that drain: an autoscaler must not average over pods that are leaving.
 fn selector(pool: &PoolObject) -> String {
+    // Not `!=true`: kubectl and autoscalers turn it into a LabelSelector, which has no such operator.
     format!(
-        "{}={},{}={},{}!=true",
+        "{}={},{}={},!{}",
         labels::POOL,
         pool.name,
         labels::ROLE,
