@@ -54,6 +54,7 @@ fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
             incarnation: Default::default(),
             slot: index,
             pool: if index % 2 == 0 { "prefill" } else { "decode" }.into(),
+            pool_role: None,
             state: WorkerState::Ready,
             can_prefill: true,
             can_decode: true,

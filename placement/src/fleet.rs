@@ -7,6 +7,7 @@ mod links;
 
 use std::sync::Arc;
 
+use baton_protocol::card::Role;
 use baton_protocol::ids::{Incarnation, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,8 @@ pub struct Fleet {
     pub workers: Workers,
     /// Pool names; workers name them by position.
     pub pools: Vec<String>,
+    /// Of which kind each pool is, where that is known.
+    pub pool_roles: Vec<Option<Role>>,
     pub(crate) links: Links,
     /// One row of bits per compatibility class of a prefill worker.
     pub(crate) compatible: Vec<Vec<bool>>,

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use baton_placement::fleet::WorkerState;
 use baton_placement::rng::Rng;
+use baton_protocol::card::Role;
 use baton_protocol::ids::RunId;
 use baton_system::entropy::Entropy;
 use baton_telemetry::tracer::Tracer;
@@ -117,8 +118,11 @@ impl Dispatcher {
         policy: &'a PolicyHandle,
     ) -> impl Iterator<Item = (usize, &'a crate::fleet::Member)> {
         view.members.iter().enumerate().filter(move |(_, member)| {
-            let pool = &member.card.pool;
-            policy.policy.decode_pools.contains(pool) || policy.policy.prefill_pools.contains(pool)
+            let pools = match member.card.pool_role {
+                Role::Prefill => &policy.policy.prefill_pools,
+                Role::Decode => &policy.policy.decode_pools,
+            };
+            pools.contains(&member.card.pool)
         })
     }
 }
@@ -179,7 +183,7 @@ impl Dispatch for Dispatcher {
         let missing = |policy: &PolicyHandle| {
             let up = Self::members(&view, policy).any(|(index, member)| {
                 view.fleet.workers.state[index] == WorkerState::Ready
-                    && policy.policy.decode_pools.contains(&member.card.pool)
+                    && member.card.pool_role == Role::Decode
             });
             let model = &policy.model;
             if !up {

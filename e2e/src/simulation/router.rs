@@ -141,6 +141,7 @@ impl Router {
                 incarnation: INCARNATION,
                 slot: index as u32,
                 pool: if index == 0 { "prefill" } else { "decode" }.to_owned(),
+                pool_role: None,
                 state: WorkerState::Ready,
                 can_prefill: true,
                 can_decode: true,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use baton_protocol::card::Role;
 use baton_protocol::ids::{Incarnation, WorkerId};
 
 use super::links::{Links, domain_key};
@@ -18,6 +19,8 @@ pub struct WorkerEntry {
     /// Its position in prefix hits: given once by the router, never reused while the worker lives.
     pub slot: u32,
     pub pool: String,
+    /// Of which kind its pool is: a prefill and a decode pool may have one name. None: by the name alone.
+    pub pool_role: Option<Role>,
     pub state: WorkerState,
     pub can_prefill: bool,
     pub can_decode: bool,
@@ -250,7 +253,9 @@ impl FleetBuilder {
             workers
                 .transports
                 .push(self.transport_set(&entry.transports));
-            workers.pool.push(intern(&mut pools, entry.pool));
+            workers
+                .pool
+                .push(intern(&mut pools, (entry.pool, entry.pool_role)));
             workers
                 .compatibility
                 .push(intern(&mut compatibility, entry.compatibility));
@@ -289,6 +294,7 @@ impl FleetBuilder {
             }
         }
         self.links.uniform = self.links.find_uniform();
+        let (pools, pool_roles) = pools.into_iter().unzip();
         Ok(Fleet {
             version: self.version,
             routers: self.routers,
@@ -297,6 +303,7 @@ impl FleetBuilder {
             coefficients_digest: self.coefficients_digest,
             workers,
             pools,
+            pool_roles,
             links: self.links,
             compatible,
         })
@@ -315,7 +322,7 @@ impl FleetBuilder {
     }
 
     fn transport(&mut self, name: &str) -> u32 {
-        intern(&mut self.links.transport_names, name.to_owned())
+        self.links.transport(name)
     }
 
     fn transport_set(&mut self, names: &[String]) -> u32 {

@@ -1,5 +1,7 @@
 //! Who may take a request: workers filtered by what they can, hold and have left, and what is known of the rest.
 
+use baton_protocol::card;
+
 use super::evaluate::{Computing, Decoding, Rules, computing, decoding};
 use super::inputs::{ComputeInputs, DecodeInputs};
 use super::request::{Facts, Request};
@@ -90,9 +92,10 @@ pub(super) fn gather(
     let roles: Vec<Role> = fleet
         .pools
         .iter()
-        .map(|pool| Role {
-            prefill: policy.prefill_pools.contains(pool),
-            decode: policy.decode_pools.contains(pool),
+        .zip(&fleet.pool_roles)
+        .map(|(pool, kind)| Role {
+            prefill: *kind != Some(card::Role::Decode) && policy.prefill_pools.contains(pool),
+            decode: *kind != Some(card::Role::Prefill) && policy.decode_pools.contains(pool),
         })
         .collect();
     let mut eligible: Vec<(WorkerIndex, Role)> = Vec::with_capacity(fleet.len());

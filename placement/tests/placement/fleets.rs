@@ -53,6 +53,7 @@ pub(crate) fn entry(id: &str, pool: &str, slot: u32) -> WorkerEntry {
         incarnation: Default::default(),
         slot,
         pool: pool.into(),
+        pool_role: None,
         state: WorkerState::Ready,
         can_prefill: true,
         can_decode: true,

@@ -6,6 +6,7 @@ use baton_placement::policy::{
     Enforcement, FirstToken, Mode, NoPrefillAction, Overrides, Policy, Pooling,
 };
 use baton_placement::rng::Rng;
+use baton_protocol::card::Role;
 
 use crate::fleets::{cpu_set, entry, levels, simple};
 
@@ -460,4 +461,30 @@ fn temperature_shares_among_equals_and_leaves_the_worse_alone() {
     }
     assert!(counts[..3].iter().all(|&count| count > 140), "{counts:?}");
     assert!(counts[3] < 10, "{counts:?}");
+}
+
+#[test]
+fn a_prefill_pool_and_a_decode_pool_of_one_name_are_two_pools() {
+    let of = |id, role, slot| WorkerEntry {
+        pool_role: Some(role),
+        ..entry(id, "chat", slot)
+    };
+    let fleet = simple(vec![of("p0", Role::Prefill, 0), of("d0", Role::Decode, 1)]);
+    // The other one of that name may serve another model.
+    let only_decode = Policy::new("chat", "m", &[], &["chat"]);
+    let decision = decide(&fleet, &request(600), &only_decode);
+    assert_eq!(decision.outcome, Outcome::Run(Plan::Local { worker: 1 }));
+    assert_eq!(decision.candidates.len(), 1);
+    let mut both = Policy::new("chat", "m", &["chat"], &["chat"]);
+    both.mode = Mode::Disaggregated;
+    let decision = decide(&fleet, &request(600), &both);
+    let (prefill, decode) = (0, 1);
+    assert_eq!(
+        decision.outcome,
+        Outcome::Run(Plan::Remote { prefill, decode })
+    );
+    both.pooling = Pooling::Strict;
+    both.mode = Mode::Aggregated;
+    let decision = decide(&fleet, &request(600), &both);
+    assert_eq!(decision.outcome, Outcome::Run(Plan::Local { worker: 1 }));
 }

@@ -8,9 +8,12 @@ use baton_router::front::descriptors;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
+/// What the Kubernetes client cannot do is said once, by whoever handles it.
+const DEFAULT_FILTER: &str = "info,kube_client=error,kube_runtime=error";
+
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -121,7 +121,26 @@ fn policy<'a>(
             .collect();
         problems.join("; ")
     })?;
-    to_policy(&policy, pools).map_err(|problem| format!("{}: {}", problem.path, problem.message))
+    let converted = to_policy(&policy, pools.clone())
+        .map_err(|problem| format!("{}: {}", problem.path, problem.message))?;
+    // The pools' workers would answer in the name of a model that they are not.
+    for (role, names) in [
+        (PoolRole::Prefill, &converted.prefill_pools),
+        (PoolRole::Decode, &converted.decode_pools),
+    ] {
+        let named = |pool: &&Pool| pool.role == role && names.contains(&pool.metadata.name);
+        for pool in pools.clone().filter(named) {
+            let (theirs, ours) = (&pool.spec.model.name, &converted.model);
+            if theirs != ours {
+                return Err(format!(
+                    "spec.{}: {} serves model {theirs}, this policy serves {ours}: they must be the same",
+                    role.references(),
+                    pool.title()
+                ));
+            }
+        }
+    }
+    Ok(converted)
 }
 
 /// The object as it was read.
@@ -221,6 +240,21 @@ mod tests {
             refusal.reason.contains("spec.decodePool: "),
             "{}",
             refusal.reason
+        );
+    }
+
+    #[test]
+    fn a_policy_whose_pool_serves_another_model_is_refused() {
+        let mut world = World::new(Vec::new());
+        let nothing = InForce::default();
+        world.take(Shown::Pools(PoolRole::Prefill, Vec::new()), &nothing, NOW);
+        world.take(Shown::Pools(PoolRole::Decode, vec![decode_pool("d")]), &nothing, NOW);
+        let other = object("RoutePolicy", "q", &json!({"model": "o", "decodePools": [{"name": "d"}]}));
+        let next = in_force(world.take(Shown::Policies(vec![other]), &nothing, NOW));
+        assert!(next.set.policies.is_empty());
+        assert_eq!(
+            next.refused[0].reason,
+            "spec.decodePools: DecodePool d serves model m, this policy serves o: they must be the same"
         );
     }
 

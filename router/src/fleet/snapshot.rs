@@ -247,6 +247,7 @@ fn entry(
         incarnation: card.incarnation,
         slot: tracked.slot,
         pool: card.pool.clone(),
+        pool_role: Some(card.pool_role),
         // Before the first load report nothing is known of what it does.
         state: match tracked.load {
             Some(_) => tracked.state(now),
