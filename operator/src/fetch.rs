@@ -10,6 +10,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 
+use crate::cause;
+
 /// Connection, answer and body together.
 pub const WITHIN: Duration = Duration::from_secs(2);
 /// A card is a few KiB; a router's list of policies grows by some hundred bytes a policy.
@@ -96,7 +98,7 @@ impl Fetch {
             .client
             .request(request)
             .await
-            .map_err(|error| unreachable(innermost(&error)))?;
+            .map_err(|error| unreachable(cause::innermost(&error)))?;
         if response.status() != StatusCode::OK {
             return Err(FetchError::Status {
                 address,
@@ -114,13 +116,4 @@ impl Fetch {
             Err(error) => Err(unreachable(error.to_string())),
         }
     }
-}
-
-/// The cause that says what happened: hyper's own outermost words are "client error (Connect)".
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

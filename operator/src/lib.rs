@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod app;
+pub mod cause;
 pub mod condition;
 pub mod controller;
 pub mod fetch;

@@ -133,6 +133,12 @@ fn notes(now: &[Condition], before: &[Condition]) -> Vec<Note> {
             if same || (!bad(condition) && !known.is_some_and(bad)) {
                 return None;
             }
+            // Workers that are not ready yet are no news; that they were and are not is.
+            let awaited = ["NoPrefillReady", "NoDecodeReady", "PoolMissing"];
+            let was_good = known.is_some_and(|known| known.status == "True");
+            if awaited.contains(&condition.reason.as_str()) && !was_good {
+                return None;
+            }
             let (kind, reason) = match (condition.condition_type.as_str(), bad(condition)) {
                 (names::ACCEPTED, true) => (NoteKind::Warning, "NotAccepted"),
                 (names::ACCEPTED, false) => (NoteKind::Normal, "Accepted"),

@@ -8,9 +8,9 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let flags = Flags::parse_process();
-    // The client tells of each retry; what comes of it is said by whoever asked.
+    // The client tells of each try, as error or not; what comes of it is said by whoever asked.
     let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=warn,kube_runtime=error"));
+        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=off,kube_runtime=off"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -1,11 +1,12 @@
 //! What can go wrong in a look, and what follows from it.
 
+use crate::cause::innermost;
 use crate::controller::work::LOOK_WITHIN;
 
 /// Every message names the object and the next step.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    #[error("{what}: {source}: {}", next_step(source))]
+    #[error("{what}: {}: {}", words(source), next_step(source))]
     Api {
         /// What was tried, and with which object.
         what: String,
@@ -76,7 +77,7 @@ pub fn code(error: &kube::Error) -> Option<u16> {
 pub fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
+        other => innermost(other),
     }
 }
 

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::cause::innermost;
 use crate::metrics::{KindLabels, Metrics};
 
 /// What a watch tells.
@@ -67,7 +68,7 @@ pub async fn follow<K>(
                     .get_or_create(&KindLabels { kind })
                     .inc();
                 if !std::mem::replace(&mut faulty, true) {
-                    warn!(kind, %error, "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed");
+                    warn!(kind, error = innermost(&error), "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed");
                 }
             }
             Some(Ok(event)) => {

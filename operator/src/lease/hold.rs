@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::claim::Claim;
 use super::election::{Decision, Election, Record, Timing};
+use crate::cause::innermost;
 
 /// One request; several fit into the time in which a holder has to renew.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
@@ -40,7 +41,7 @@ pub enum LeaseError {
 
 #[derive(Debug, thiserror::Error)]
 enum Fault {
-    #[error("{0}")]
+    #[error("{}", innermost(.0))]
     Api(#[from] kube::Error),
     #[error("the API server did not answer within {} s", REQUEST_WITHIN.as_secs())]
     Late,

@@ -296,6 +296,10 @@ fn remote_prefill_that_is_missing_is_said_with_its_reason_and_stops_only_a_fixed
         ("False", "NoPrefillReady")
     );
     assert_eq!(word(&conditional, "Ready"), ("True", "Serving"));
+    assert_eq!(conditional.notes, [], "workers that are not ready yet are no news");
+    observed.policy.status = Some(plan(&good()).status);
+    let reasons: Vec<&str> = plan(&observed).notes.iter().map(|note| note.reason).collect();
+    assert_eq!(reasons, ["NotDisaggregating"], "they were, and are not");
     observed.policy = policy(|spec| spec["mode"] = json!("Disaggregated"));
     assert_eq!(word(&plan(&observed), "Ready"), ("False", "NoPrefillReady"));
 }
