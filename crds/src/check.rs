@@ -3,7 +3,7 @@
 use crate::nearest::nearest;
 use crate::node::{Entry, Node, Value};
 use crate::problem::Problem;
-use crate::schema::{Field, Form, Shape, Support};
+use crate::schema::{Field, Form, Merge, Shape, Support};
 
 /// Names that an object's label or a topology level may have.
 const LONGEST_MAP_KEY: usize = 317;
@@ -115,7 +115,7 @@ impl<'a> Findings<'a> {
         match (shape, &node.value) {
             (Shape::Foreign, _)
             | (Shape::Bool, Value::Bool(_))
-            | (Shape::Quantity, Value::Integer(_)) => {}
+            | (Shape::Quantity, Value::Integer(0..)) => {}
             (Shape::Quantity, Value::Text(text)) => {
                 if !is_quantity(text) {
                     self.problem(line, path, wrong(""));
@@ -162,10 +162,11 @@ impl<'a> Findings<'a> {
                 }
             }
             (Shape::Object(fields), _) => self.object(node, line, path, fields),
-            (Shape::List { of, longest, .. }, Value::List(items)) => {
+            (Shape::List { of, longest, merge }, Value::List(items)) => {
                 if items.len() > *longest {
                     self.problem(line, path, wrong(" items"));
                 }
+                self.repeated(items, path, *merge);
                 for (index, item) in items.iter().enumerate() {
                     self.shape(item, item.line, &format!("{path}[{index}]"), of);
                 }
@@ -191,6 +192,28 @@ impl<'a> Findings<'a> {
                 }
             }
             _ => self.problem(line, path, wrong("")),
+        }
+    }
+
+    /// Items of a list that is merged item by item name what is to be merged: none may be there twice.
+    fn repeated(&mut self, items: &[Node], path: &str, merge: Merge) {
+        let name = |item: &Node| match merge {
+            Merge::Atomic => None,
+            Merge::Set => Some(item.text()?.to_owned()),
+            Merge::Keys(keys) => {
+                let names: Option<Vec<&str>> =
+                    keys.iter().map(|key| item.get(key)?.text()).collect();
+                Some(names?.join(" "))
+            }
+        };
+        let names: Vec<Option<String>> = items.iter().map(name).collect();
+        for (index, (item, name)) in items.iter().zip(&names).enumerate() {
+            if let Some(given) = name
+                && names[..index].contains(name)
+            {
+                let path = format!("{path}[{index}]");
+                self.problem(item.line, &path, format!("{given} is listed twice"));
+            }
         }
     }
 }
@@ -257,7 +280,7 @@ pub(crate) fn allowed(shape: &Shape) -> String {
     }
 }
 
-fn fits(form: Form, text: &str) -> bool {
+pub(crate) fn fits(form: Form, text: &str) -> bool {
     let visible = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
     match form {
         Form::Any => !text.contains('\0'),

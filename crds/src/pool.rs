@@ -265,7 +265,7 @@ pub struct Topology {
 }
 
 /// Levels of topology, nearest first, where no operator's configuration says otherwise.
-pub const LEVELS: [&str; 4] = ["clique", "host", "rack", "zone"];
+pub const LEVELS: [&str; 4] = ["nvlink", "host", "rack", "zone"];
 
 impl Topology {
     /// Level and domain, nearest level first.

@@ -1,11 +1,15 @@
 //! What a field may hold given another field of the same object.
 
+mod cluster;
+
 use std::collections::BTreeSet;
 
+use crate::check::fits;
 use crate::policy::{Mode, NoPrefillAction, PoolReference, RoutePolicySpec};
 use crate::pool::{EngineType, PoolSpec};
 use crate::problem::Problem;
 use crate::resources::Origin;
+use crate::schema::Form;
 use crate::source::SourceError;
 
 /// In `levelPenaltyMilliseconds`: pairs that share no level.
@@ -66,18 +70,14 @@ pub(crate) fn pool(
         );
         wrong("spec.kvPool", message);
     }
-    if spec.rollout.max_surge == 0 && spec.rollout.max_unavailable == 0 {
-        wrong(
-            "spec.rollout",
-            "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced"
-                .to_owned(),
-        );
+    for (path, message) in cluster::pool(spec) {
+        wrong(&path, message);
     }
     let transports = &spec.kv_pool.transports;
     if transports.is_empty() {
         wrong(
             "spec.kvPool.transports",
-            "must not be empty: leave it out for [Local, Tcp]".to_owned(),
+            "must not be empty: leave it out for [Local, Shm, Tcp]".to_owned(),
         );
     }
     for (index, transport) in transports.iter().enumerate() {
@@ -217,15 +217,19 @@ fn unknown_levels<'a>(
     named: impl Iterator<Item = (String, &'a str)>,
     levels: Option<&[&str]>,
 ) -> Vec<(String, String)> {
-    let Some(levels) = levels else {
-        return Vec::new();
+    let (fits, allowed): (&dyn Fn(&str) -> bool, String) = match levels {
+        Some(levels) => (
+            &|level| levels.contains(&level),
+            format!("must be one of {}", levels.join(", ")),
+        ),
+        None => (&is_label, "must be a DNS label".to_owned()),
     };
-    let known = levels.join(", ");
     named
-        .filter(|(_, level)| !levels.contains(level))
-        .map(|(path, level)| {
-            let message = format!("{level} is no level of topology, must be one of {known}");
-            (path, message)
-        })
+        .filter(|(_, level)| !fits(level))
+        .map(|(path, level)| (path, format!("{level} is no level of topology, {allowed}")))
         .collect()
+}
+
+fn is_label(name: &str) -> bool {
+    name.len() <= 63 && fits(Form::Label, name)
 }

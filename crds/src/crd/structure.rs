@@ -27,11 +27,18 @@ pub(super) fn object(fields: &[Field]) -> Value {
                 description.push_str(&format!(" Default {shown}."));
             }
         }
+        if let Shape::Choice {
+            now: [_, ..],
+            later: later @ [_, ..],
+        } = field.shape
+        {
+            description.push_str(&format!(" Not supported yet: {}.", later.join(", ")));
+        }
         if field.support == Support::Later {
             description = format!("Not supported yet. {description}");
             rules.push(json!({
                 "rule": format!("!has(self.{})", field.name),
-                "message": "not supported yet by this version; leave the field out: it must not be given",
+                "message": "not supported yet by this version; leave the field out",
                 "fieldPath": format!(".{}", field.name),
                 "reason": "FieldValueForbidden",
             }));
@@ -83,20 +90,9 @@ fn shape(of: &Shape) -> Value {
             schema
         }
         Shape::Bool => json!({"type": "boolean"}),
-        Shape::Choice { now, later } => {
-            let all: Vec<&&str> = now.iter().chain(later.iter()).collect();
-            let mut schema = json!({"type": "string", "enum": all});
-            if !now.is_empty() && !later.is_empty() {
-                let rule = format!("self in {}", words(now));
-                let message = format!(
-                    "{}: not supported yet by this version; allowed: {}",
-                    later.join(", "),
-                    now.join(", ")
-                );
-                add_rule(&mut schema, &rule, &message);
-            }
-            schema
-        }
+        // A word of a later version is refused as any other is, and not shown among those that are allowed.
+        Shape::Choice { now: [], later } => json!({"type": "string", "enum": later}),
+        Shape::Choice { now, .. } => json!({"type": "string", "enum": now}),
         Shape::Object(fields) => object(fields),
         Shape::List { of, longest, merge } => {
             let mut schema = json!({"type": "array", "items": shape(of), "maxItems": longest});
@@ -117,6 +113,7 @@ fn shape(of: &Shape) -> Value {
         Shape::Quantity => json!({
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": true,
+            "minimum": 0,
             "pattern": QUANTITY,
             "maxLength": 32,
         }),
@@ -143,12 +140,6 @@ fn text(shape: &Shape, form: Form, longest: usize) -> Value {
     };
     add_rule(&mut schema, &rule, &allowed(shape));
     schema
-}
-
-/// A list in CEL.
-pub(super) fn words(words: &[&str]) -> String {
-    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
-    format!("[{}]", quoted.join(", "))
 }
 
 fn add_rule(schema: &mut Value, rule: &str, message: &str) {

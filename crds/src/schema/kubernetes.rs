@@ -339,7 +339,6 @@ pub(super) static VOLUME: Shape = Shape::Object(&[
     ),
 ]);
 
-
 /// `VolumeMount`.
 pub(super) static VOLUME_MOUNT: Shape = Shape::Object(&[
     required("name", "One of the volumes.", text(Form::Label, 63)),

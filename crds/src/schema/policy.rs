@@ -94,6 +94,43 @@ static TIMEOUTS: &[Field] = &[
     ),
 ];
 
+static ROLLOUT: &[Field] = &[
+    field(
+        "shadow",
+        "Decides beside, is recorded, and does nothing.",
+        Shape::Object(&[field(
+            "mode",
+            "Of the second policy.",
+            choice(&["Conditional", "Aggregated", "Disaggregated", "Threshold"]),
+        )]),
+    ),
+    field(
+        "canary",
+        "The share of requests that the second policy decides.",
+        Shape::Object(&[
+            field("percent", "Of requests.", integer(0, 100)),
+            field("maxInFlight", "Requests at once.", integer(0, 100_000)),
+        ]),
+    ),
+    field(
+        "analysis",
+        "What ends the canary by itself.",
+        Shape::Object(&[
+            field("maxErrorPercent", "Requests that fail.", integer(0, 100)),
+            field(
+                "maxTtftRegressionPercent",
+                "By how much the time to the first token may grow.",
+                integer(0, 1000),
+            ),
+            field(
+                "windowSeconds",
+                "What is looked back on.",
+                integer(1, 86_400),
+            ),
+        ]),
+    ),
+];
+
 /// `spec` of `RoutePolicy`.
 pub(crate) static ROUTE_POLICY: &[Field] = &[
     required("model", "As clients ask for it; its pools have the same in model.name. It cannot be changed: another model is another policy. One policy per model and namespace.", text(Form::Model, 128)),
@@ -221,7 +258,7 @@ map(&MILLISECONDS, 8),
             field("retryAfterSeconds", "Retry-After of answers 429 and 503. Default 1.", integer(1, 3600)),
         ]),
     ),
-    later("rollout", "Deciding with a second policy: shadow, canary, analysis.", Shape::Object(&[])),
+    later("rollout", "Deciding with a second policy: shadow, canary, analysis.", Shape::Object(ROLLOUT)),
     field(
         "verify", "What is proven of handed-over KV.",
         Shape::Object(&[
