@@ -206,3 +206,6 @@ fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
         (one, other) => one.or(other),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,11 @@
+//! The planner, by what it answers to pools, pods and workers that are built here.
+
+mod disruption;
+mod histories;
+mod pending;
+mod registration;
+mod render;
+mod revision;
+mod scene;
+mod status;
+mod steps;
