@@ -1,0 +1,258 @@
+//! The charts as real helm renders and installs them: what comes out, what it may do, which values are refused, secrets that stay.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use baton_e2e::binaries::repository;
+use baton_e2e::cluster::Cluster;
+use baton_e2e::cluster::kubectl::Kubectl;
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// `helm template` with random values left out.
+const RENDERED: [&str; 7] = [
+    "template",
+    "baton",
+    "charts/baton",
+    "--namespace",
+    "baton",
+    "--set",
+    "secrets.create=false",
+];
+
+#[test]
+fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
+    let Some(cluster) = Cluster::control_plane()? else {
+        return Ok(());
+    };
+    let helm = Helm {
+        program: helm_program()?,
+        kubeconfig: cluster.kubectl().kubeconfig().to_owned(),
+    };
+    rendered_as_committed(&helm)?;
+    charts_pass_lint(&helm)?;
+    values_that_cannot_be_meant_are_refused(&helm)?;
+    installed(&helm, cluster.kubectl())?;
+    secrets_stay(&helm, cluster.kubectl())?;
+    pods_are_hardened(cluster.kubectl())?;
+    rights_are_no_more_than_needed(cluster.kubectl())?;
+    Ok(())
+}
+
+/// Where the program that makes clusters keeps it.
+fn helm_program() -> Result<PathBuf> {
+    let output = Command::new(repository().join("e2e/cluster/cluster"))
+        .args(["build", "helm"])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        output.status.success(),
+        "cluster build helm: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let path = said.lines().last().context("no path of helm")?;
+    Ok(PathBuf::from(path))
+}
+
+struct Helm {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Helm {
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new(&self.program)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .current_dir(repository())
+            .args(arguments)
+            .output()?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
+
+fn rendered_as_committed(helm: &Helm) -> Result<()> {
+    let file = "e2e/tests/charts/baton.yaml";
+    let committed = std::fs::read_to_string(repository().join(file)).unwrap_or_default();
+    ensure!(
+        helm.run(&RENDERED)? == committed,
+        "{file} is not what the chart renders: look at the difference, and if it is meant run `helm {} > {file}`",
+        RENDERED.join(" ")
+    );
+    Ok(())
+}
+
+fn charts_pass_lint(helm: &Helm) -> Result<()> {
+    let said = helm.run(&["lint", "--strict", "charts/baton-crds", "charts/baton"])?;
+    ensure!(said.contains("0 chart(s) failed"), "{said}");
+    Ok(())
+}
+
+fn values_that_cannot_be_meant_are_refused(helm: &Helm) -> Result<()> {
+    for (value, part) in [
+        ("router.replica=3", "replica"),
+        ("router.replicas=many", "router"),
+        ("operator.resources.request.cpu=1", "request"),
+        ("topologyLevels[0].name=Host", "topologyLevels"),
+        ("router.service.type=Local", "type"),
+        ("image=x", "image"),
+    ] {
+        let error = match helm.run(&["template", "baton", "charts/baton", "--set", value]) {
+            Ok(_) => bail!("{value} was taken"),
+            Err(error) => format!("{error:#}"),
+        };
+        ensure!(
+            error.contains("don't meet the specifications of the schema") && error.contains(part),
+            "{value}: {error}"
+        );
+    }
+    Ok(())
+}
+
+fn installed(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
+    kubectl.run(&["create", "namespace", "baton"])?;
+    let label = "pod-security.kubernetes.io/enforce=restricted";
+    kubectl.run(&["label", "namespace", "baton", label])?;
+    let install = |chart: &str| {
+        let path = format!("charts/{chart}");
+        helm.run(&["upgrade", "--install", chart, &path, "--namespace", "baton"])
+    };
+    install("baton-crds")?;
+    let said = install("baton")?;
+    ensure!(
+        said.contains("kubectl apply -n baton -f examples/cluster/quickstart.yaml"),
+        "{said}"
+    );
+    let every = ["crd", "--all", "--timeout=60s"];
+    kubectl.run(&[&["wait", "--for=condition=Established"][..], &every[..]].concat())?;
+    // Going back is possible, and does not take every pool with it.
+    helm.run(&["uninstall", "baton-crds", "--namespace", "baton"])?;
+    let names = kubectl.run(&["get", "crd", "--output=name"])?;
+    ensure!(names.matches("serving.baton.dev").count() == 3, "{names}");
+    install("baton-crds")?;
+    Ok(())
+}
+
+fn secrets_stay(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
+    let read = || -> Result<Vec<Value>> {
+        ["baton-hash-key", "baton-admin-token"]
+            .iter()
+            .map(|name| Ok(kubectl.get(&["secret", name, "--namespace=baton"])?["data"].take()))
+            .collect()
+    };
+    let before = read()?;
+    ensure!(before[0]["key"] != before[1]["token"], "one value for two");
+    let encoded = before[0]["key"].as_str().context("no key")?;
+    // 64 hex digits in base64.
+    ensure!(encoded.len() == 88, "the key is {} long", encoded.len());
+    let upgrade = ["upgrade", "baton", "charts/baton", "--namespace", "baton"];
+    helm.run(&upgrade)?;
+    ensure!(read()? == before, "an upgrade made other secrets");
+    helm.run(&["uninstall", "baton", "--namespace", "baton"])?;
+    ensure!(read()? == before, "an uninstall took the secrets");
+    helm.run(&[&upgrade[..], &["--install"]].concat())?;
+    ensure!(read()? == before, "an install made other secrets");
+    // One that somebody else made is used and not touched.
+    let place = ["--namespace=elsewhere"];
+    kubectl.run(&["create", "namespace", "elsewhere"])?;
+    let make = [
+        "create",
+        "secret",
+        "generic",
+        "baton-hash-key",
+        "--from-literal=key=theirs",
+    ];
+    kubectl.run(&[&make[..], &place[..]].concat())?;
+    helm.run(&[
+        "install",
+        "second",
+        "charts/baton",
+        "--namespace",
+        "elsewhere",
+    ])?;
+    let theirs = kubectl.get(&["secret", "baton-hash-key", "--namespace=elsewhere"])?;
+    ensure!(theirs["data"]["key"] == "dGhlaXJz", "{theirs}");
+    helm.run(&["uninstall", "second", "--namespace", "elsewhere"])?;
+    kubectl.get(&["secret", "baton-hash-key", "--namespace=elsewhere"])?;
+    Ok(())
+}
+
+/// Kubernetes' own strictest profile is enforced in the namespace, so that pods that break it are not there.
+fn pods_are_hardened(kubectl: &Kubectl) -> Result<()> {
+    let pods = ["pods", "--namespace=baton"];
+    kubectl.until(
+        "an operator and two routers are there",
+        SOON,
+        &pods,
+        |list| match list["items"].as_array().map(Vec::len) {
+            Some(3) => Ok(()),
+            found => Err(format!("{found:?} pods: {list}")),
+        },
+    )?;
+    for deployment in kubectl.list(&["deployments", "--namespace=baton"])? {
+        let pod = &deployment["spec"]["template"]["spec"];
+        ensure!(pod["enableServiceLinks"] == false, "{pod}");
+        for container in pod["containers"].as_array().into_iter().flatten() {
+            let security = &container["securityContext"];
+            ensure!(security["readOnlyRootFilesystem"] == true, "{container}");
+            ensure!(security["allowPrivilegeEscalation"] == false, "{container}");
+            ensure!(
+                security["capabilities"]["drop"] == serde_json::json!(["ALL"]),
+                "{container}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Nothing of everything, and no Secret is read: the operator may make one, the router may write nothing.
+fn rights_are_no_more_than_needed(kubectl: &Kubectl) -> Result<()> {
+    let ours = [
+        "--selector=app.kubernetes.io/part-of=baton",
+        "--all-namespaces",
+    ];
+    let mut kinds = BTreeSet::new();
+    for kind in ["clusterroles", "roles"] {
+        for role in kubectl.list(&[&[kind][..], &ours[..]].concat())? {
+            kinds.insert(role["metadata"]["name"].to_string());
+            for rule in role["rules"].as_array().into_iter().flatten() {
+                let text = rule.to_string();
+                ensure!(!text.contains('*'), "{text}");
+                if text.contains("\"secrets\"") {
+                    ensure!(rule["verbs"] == serde_json::json!(["create"]), "{text}");
+                }
+            }
+        }
+    }
+    ensure!(kinds.len() >= 4, "{kinds:?}");
+    let may = |account: &str, verb: &str, what: &str| -> bool {
+        let who = format!("--as=system:serviceaccount:baton:{account}");
+        let ask = ["auth", "can-i", verb, what, &who, "--namespace=baton"];
+        kubectl.run(&ask).is_ok()
+    };
+    for (account, verb, what, expected) in [
+        ("baton-operator", "create", "pods", true),
+        ("baton-operator", "patch", "decodepools/status", true),
+        ("baton-operator", "update", "decodepools", false),
+        ("baton-operator", "get", "secrets", false),
+        ("baton-operator", "get", "nodes", true),
+        ("baton-operator", "patch", "nodes", false),
+        ("baton-operator", "delete", "namespaces", false),
+        ("baton-router", "watch", "pods", true),
+        ("baton-router", "watch", "routepolicies", true),
+        ("baton-router", "create", "pods", false),
+        ("baton-router", "get", "secrets", false),
+    ] {
+        ensure!(
+            may(account, verb, what) == expected,
+            "{account} may {verb} {what}: expected {expected}"
+        );
+    }
+    Ok(())
+}
