@@ -423,8 +423,8 @@ fn keys_are_asked_for_and_change_without_a_restart() {
         std::fs::write(&file, "[")?;
         wait::until("the fault is logged", SOON, async || {
             let log = router.whole_log();
-            let said =
-                log.contains("API keys: ") && log.contains("the last good version stays in force");
+            let said = log.contains("API keys (--api-keys-file): ")
+                && log.contains("the last good version stays in force");
             if said { Ok(()) } else { Err(router.log()) }
         })
         .await?;

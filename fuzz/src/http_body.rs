@@ -57,7 +57,7 @@ fn chat(request: ChatRequest) {
             );
         }
         let tokens = model
-            .encode(&text, request.add_special_tokens)
+            .encode(&text, request.add_special_tokens, "")
             .expect("a byte-level vocabulary has every text");
         let bytes: Vec<u8> = tokens
             .iter()
@@ -90,7 +90,7 @@ fn within_limits(parameters: &Parameters) {
 
 fn prepare(asked: &Asked) {
     let model = model();
-    match asked.prepare(model, MAX_CONTEXT, Timestamp::UNIX_EPOCH) {
+    match asked.prepare(model, MAX_CONTEXT, Timestamp::UNIX_EPOCH, "") {
         Ok(prepared) => {
             let vocabulary = model.vocabulary().size();
             assert!(!prepared.tokens.is_empty());

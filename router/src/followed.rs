@@ -149,7 +149,9 @@ fn contents(files: &[PathBuf]) -> Result<Contents, String> {
     files
         .iter()
         .map(|path| {
-            let told = |error: std::io::Error| format!("{}: {error}", path.display());
+            let told = |error: std::io::Error| {
+                format!("{}: {error}: give a readable file", path.display())
+            };
             let size = std::fs::metadata(path).map_err(told)?.len();
             if size > LARGEST_FILE {
                 return Err(format!(

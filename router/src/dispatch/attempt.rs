@@ -67,6 +67,31 @@ pub enum Task {
     },
 }
 
+impl Task {
+    pub fn plan(&self) -> Plan {
+        match self {
+            Self::Whole { .. } => Plan::Local,
+            Self::Split { .. } => Plan::Remote,
+        }
+    }
+
+    /// Who computes the prompt for another; none where one worker does all.
+    pub fn source(&self) -> Option<&Party> {
+        match self {
+            Self::Split { prefill, .. } => Some(prefill),
+            Self::Whole { .. } => None,
+        }
+    }
+
+    /// Who generates.
+    pub fn target(&self) -> &Party {
+        match self {
+            Self::Whole { worker } => worker,
+            Self::Split { decode, .. } => decode,
+        }
+    }
+}
+
 /// What the shell is to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
@@ -197,17 +222,11 @@ impl Attempt {
     }
 
     fn source(&self) -> Option<&Party> {
-        match &self.task {
-            Task::Split { prefill, .. } => Some(prefill),
-            Task::Whole { .. } => None,
-        }
+        self.task.source()
     }
 
     fn target(&self) -> &Party {
-        match &self.task {
-            Task::Whole { worker } => worker,
-            Task::Split { decode, .. } => decode,
-        }
+        self.task.target()
     }
 
     /// False: the token is out of place and the attempt has failed.

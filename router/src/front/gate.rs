@@ -29,10 +29,21 @@ pub enum NoPlace {
 /// More urgent first, then older.
 type Rank = (Reverse<i32>, u64);
 
+/// Tells a request that its wait is over.
+type Told = oneshot::Sender<Result<(), NoPlace>>;
+
+/// Those in line. Every operation takes logarithmic time: it is done under the lock that every request takes.
+#[derive(Debug, Default)]
+struct Waiting {
+    by_rank: BTreeMap<Rank, Told>,
+    /// Priorities by arrival, of the same requests.
+    by_arrival: BTreeMap<u64, i32>,
+}
+
 #[derive(Debug, Default)]
 struct Line {
     taken: usize,
-    waiting: BTreeMap<Rank, oneshot::Sender<Result<(), NoPlace>>>,
+    waiting: Waiting,
     arrivals: u64,
     granted: u64,
     closed: bool,
@@ -101,10 +112,12 @@ impl Gate {
                 in_flight: self.places,
                 waiting: self.max_waiting,
             };
-            let last = line.waiting.last_entry();
-            match last.filter(|last| last.key().0.0 < priority) {
+            let last = line.waiting.last();
+            match last.filter(|(Reverse(last), _)| *last < priority) {
                 Some(last) => {
-                    let _ = last.remove().send(Err(full));
+                    if let Some(told) = line.waiting.remove(last) {
+                        let _ = told.send(Err(full));
+                    }
                 }
                 None => return Err(full),
             }
@@ -124,8 +137,8 @@ impl Gate {
     pub fn close(&self) {
         let mut line = self.line.lock();
         line.closed = true;
-        while let Some((_, waiter)) = line.waiting.pop_first() {
-            let _ = waiter.send(Err(NoPlace::Closed));
+        for told in line.waiting.take_all() {
+            let _ = told.send(Err(NoPlace::Closed));
         }
     }
 
@@ -138,8 +151,8 @@ impl Gate {
     fn release(&self) {
         let mut line = self.line.lock();
         while let Some(rank) = line.next() {
-            if let Some(waiter) = line.waiting.remove(&rank)
-                && waiter.send(Ok(())).is_ok()
+            if let Some(told) = line.waiting.remove(rank)
+                && told.send(Ok(())).is_ok()
             {
                 line.granted += 1;
                 return;
@@ -151,12 +164,46 @@ impl Gate {
 
 impl Line {
     fn next(&self) -> Option<Rank> {
-        let mut ranks = self.waiting.keys().copied();
         if (self.granted + 1).is_multiple_of(AGEING_PERIOD) {
-            ranks.min_by_key(|(_, arrival)| *arrival)
+            self.waiting.oldest()
         } else {
-            ranks.next()
+            self.waiting.most_urgent()
         }
+    }
+}
+
+impl Waiting {
+    fn len(&self) -> usize {
+        self.by_rank.len()
+    }
+
+    fn insert(&mut self, rank: Rank, told: Told) {
+        let (Reverse(priority), arrival) = rank;
+        self.by_rank.insert(rank, told);
+        self.by_arrival.insert(arrival, priority);
+    }
+
+    fn remove(&mut self, rank: Rank) -> Option<Told> {
+        self.by_arrival.remove(&rank.1);
+        self.by_rank.remove(&rank)
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Told> + use<> {
+        self.by_arrival.clear();
+        std::mem::take(&mut self.by_rank).into_values()
+    }
+
+    fn most_urgent(&self) -> Option<Rank> {
+        self.by_rank.keys().next().copied()
+    }
+
+    fn last(&self) -> Option<Rank> {
+        self.by_rank.keys().next_back().copied()
+    }
+
+    fn oldest(&self) -> Option<Rank> {
+        let (arrival, priority) = self.by_arrival.first_key_value()?;
+        Some((Reverse(*priority), *arrival))
     }
 }
 
@@ -168,7 +215,7 @@ impl Drop for Place {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.gate.line.lock().waiting.remove(&self.rank);
+        self.gate.line.lock().waiting.remove(self.rank);
         // Told in the same moment, and not heard: the place goes on to the next.
         self.told.close();
         if let Ok(Ok(())) = self.told.try_recv() {
@@ -334,5 +381,6 @@ mod tests {
             task.await.unwrap();
         }
         assert_eq!(gate.counts(), (0, 0));
+        assert_eq!(gate.line.lock().waiting.by_arrival.len(), 0);
     }
 }

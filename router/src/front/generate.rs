@@ -98,14 +98,14 @@ async fn begin(
     let mode = mode(&head.headers)?;
     let body = body::read(&head.headers, body, &front.config, &front.memory).await?;
     let reading::Request {
+        cache_salt,
         parameters,
         prompt,
         policy,
         model,
-    } = reading::read(front, kind, body).await?;
+    } = reading::read(front, kind, key, body).await?;
     let priority = parameters.priority;
     let priority = key.map_or(priority, |key| key.priority(priority));
-    let salt = key.map(|key| key.cache_salt(&parameters.cache_salt));
 
     let holding = front
         .memory
@@ -118,7 +118,7 @@ async fn begin(
         tokens: prompt.tokens,
         sampling: parameters.sampling(front.draws.u64()),
         stopping: parameters.stopping(prompt.max_tokens),
-        cache_salt: salt.unwrap_or_else(|| parameters.cache_salt.clone()),
+        cache_salt,
         priority,
         splittable: true,
         operation: match kind {

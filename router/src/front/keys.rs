@@ -7,6 +7,7 @@
 
 pub mod usage;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::openai::error::ApiError;
 use tokio::time::Instant;
 use usage::{Limits, Usage, Using};
 
-/// Each request looks at every key: at most this many, some 100 µs.
+/// Keys of a file at most: what it takes to read one is bounded.
 const MAX_KEYS: usize = 10_000;
 
 /// One entry of the file.
@@ -46,21 +47,21 @@ struct Entry {
 #[derive(Debug)]
 pub struct ApiKey {
     pub name: String,
-    /// Compared in constant time.
-    digest: Digest,
     tenant: String,
     most_urgent_priority: Option<i32>,
     limits: Limits,
     usage: Arc<Usage>,
 }
 
-/// A SHA-256. As a [`blake3::Hash`], because that compares in constant time; nothing is hashed by BLAKE3.
-type Digest = blake3::Hash;
+/// A SHA-256.
+type Digest = [u8; SHA256_OUTPUT_LEN];
 
-/// The keys in force.
+/// The keys in force. They are found by the digest of what a request carries: whoever measures how a digest compares learns of a
+/// digest, which opens nothing.
 #[derive(Debug, Default)]
 pub struct ApiKeys {
-    keys: Vec<Arc<ApiKey>>,
+    by_digest: HashMap<Digest, Arc<ApiKey>>,
+    by_name: HashMap<String, Arc<ApiKey>>,
 }
 
 /// Keys of a file, kept current.
@@ -71,10 +72,15 @@ pub type KeyFile = Followed<ApiKeys>;
 /// # Errors
 /// It cannot be read, or is no such file.
 pub fn open(path: PathBuf) -> Result<KeyFile, Unusable> {
-    Followed::open("API keys", vec![path.clone()], move |contents, before| {
-        let contents = contents.first().map_or(&[][..], Vec::as_slice);
-        ApiKeys::parse(contents, before).map_err(|reason| format!("{}: {reason}", path.display()))
-    })
+    Followed::open(
+        "API keys (--api-keys-file)",
+        vec![path.clone()],
+        move |contents, before| {
+            let contents = contents.first().map_or(&[][..], Vec::as_slice);
+            ApiKeys::parse(contents, before)
+                .map_err(|reason| format!("{}: {reason}", path.display()))
+        },
+    )
 }
 
 impl ApiKeys {
@@ -88,34 +94,31 @@ impl ApiKeys {
                 entries.len()
             ));
         }
-        let mut keys: Vec<Arc<ApiKey>> = Vec::with_capacity(entries.len());
+        let mut keys = Self::default();
         for entry in entries {
-            let old = before.and_then(|before| before.named(&entry.name));
-            let key = ApiKey::new(entry, old)?;
-            if let Some(other) = keys
-                .iter()
-                .find(|other| other.name == key.name || other.digest == key.digest)
-            {
+            let old = before.and_then(|before| before.by_name.get(&entry.name));
+            let (digest, key) = ApiKey::new(entry, old)?;
+            let key = Arc::new(key);
+            let others = [
+                keys.by_digest.insert(digest, key.clone()),
+                keys.by_name.insert(key.name.clone(), key.clone()),
+            ];
+            if let Some(other) = others.into_iter().flatten().next() {
                 return Err(format!(
                     "keys {:?} and {:?} have the same name or hash: give each its own",
                     other.name, key.name
                 ));
             }
-            keys.push(Arc::new(key));
         }
-        Ok(Self { keys })
-    }
-
-    fn named(&self, name: &str) -> Option<&Arc<ApiKey>> {
-        self.keys.iter().find(|key| key.name == name)
+        Ok(keys)
     }
 
     pub fn len(&self) -> usize {
-        self.keys.len()
+        self.by_digest.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.by_digest.is_empty()
     }
 
     /// The key that a request carries.
@@ -129,8 +132,7 @@ impl ApiKeys {
         let key = bearer(sent.as_bytes()).ok_or_else(|| {
             ApiError::unauthorized("the authorization header is not understood: send Bearer KEY")
         })?;
-        let digest = sha256(key);
-        let found = self.keys.iter().find(|known| known.digest == digest);
+        let found = self.by_digest.get(&sha256(key));
         found
             .cloned()
             .ok_or_else(|| ApiError::unauthorized("the API key is not known"))
@@ -145,20 +147,22 @@ pub fn bearer(header: &[u8]) -> Option<&[u8]> {
 }
 
 fn sha256(bytes: &[u8]) -> Digest {
-    let mut words = [0; SHA256_OUTPUT_LEN];
+    let mut words = Digest::default();
     words.copy_from_slice(digest(&SHA256, bytes).as_ref());
-    Digest::from_bytes(words)
+    words
 }
 
 impl ApiKey {
-    fn new(entry: Entry, old: Option<&Arc<Self>>) -> Result<Self, String> {
+    /// With the digest that it is found by.
+    fn new(entry: Entry, old: Option<&Arc<Self>>) -> Result<(Digest, Self), String> {
         let name = entry.name;
         if !(1..=64).contains(&name.len()) || name.chars().any(char::is_control) {
             return Err(format!("name {name:?} must have 1 to 64 bytes of text"));
         }
         let told = |field: &str, next: &str| format!("key {name:?}: {field} {next}");
         let digits = entry.hash.strip_prefix("sha256:");
-        let digest = digits.and_then(|digits| Digest::from_hex(digits).ok());
+        // A hash of BLAKE3 is as long, and is read from hexadecimal digits.
+        let digest = digits.and_then(|digits| blake3::Hash::from_hex(digits).ok());
         let digest = digest.ok_or_else(|| {
             told(
                 "hash",
@@ -177,9 +181,8 @@ impl ApiKey {
             }
         }
         let usage = old.map_or_else(Arc::default, |old| old.usage.clone());
-        Ok(Self {
+        let key = Self {
             tenant: entry.cache_salt.unwrap_or_else(|| name.clone()),
-            digest,
             most_urgent_priority: entry.most_urgent_priority,
             limits: Limits {
                 max_in_flight: entry.max_in_flight,
@@ -187,7 +190,8 @@ impl ApiKey {
             },
             usage,
             name,
-        })
+        };
+        Ok((*digest.as_bytes(), key))
     }
 
     /// A request of the key begins.
@@ -295,7 +299,7 @@ mod tests {
     #[test]
     fn tenants_share_prefixes_only_when_told_to() {
         let salt =
-            |fields: &str, sent: &str| keys(&entry(fields)).unwrap().keys[0].cache_salt(sent);
+            |fields: &str, sent: &str| keys(&entry(fields)).unwrap().by_name["a"].cache_salt(sent);
         let own = salt("", "");
         assert!(!own.is_empty());
         assert_eq!(
@@ -323,22 +327,22 @@ mod tests {
     fn a_key_bounds_the_urgency_of_its_requests() {
         let keys = keys(&entry(r#", "mostUrgentPriority": 5"#)).unwrap();
         // In dispatch's order, where 5 of a request is -5.
-        assert_eq!(keys.keys[0].priority(0), -5);
-        assert_eq!(keys.keys[0].priority(-9), -9);
+        assert_eq!(keys.by_name["a"].priority(0), -5);
+        assert_eq!(keys.by_name["a"].priority(-9), -9);
         let keys = self::keys(&entry("")).unwrap();
-        assert_eq!(keys.keys[0].priority(i32::MAX), i32::MAX);
+        assert_eq!(keys.by_name["a"].priority(i32::MAX), i32::MAX);
     }
 
     #[test]
     fn a_changed_file_keeps_what_a_key_has_used() {
         let before = keys(&entry(r#", "maxInFlight": 1"#)).unwrap();
         let now = Instant::now();
-        let place = before.keys[0].begin(now).unwrap();
+        let place = before.by_name["a"].begin(now).unwrap();
         let after = ApiKeys::parse(entry(r#", "maxInFlight": 1"#).as_bytes(), Some(&before));
         let after = after.unwrap();
-        assert!(after.keys[0].begin(now).is_err());
+        assert!(after.by_name["a"].begin(now).is_err());
         drop(place);
-        assert!(after.keys[0].begin(now).is_ok());
+        assert!(after.by_name["a"].begin(now).is_ok());
     }
 
     #[test]
@@ -351,7 +355,10 @@ mod tests {
         );
         assert!(ApiKeys::parse(refused.as_bytes(), Some(&before)).is_err());
         let now = Instant::now();
-        let _place = before.keys[0].begin(now).unwrap();
-        assert!(before.keys[0].begin(now).is_err(), "its limit has gone");
+        let _place = before.by_name["a"].begin(now).unwrap();
+        assert!(
+            before.by_name["a"].begin(now).is_err(),
+            "its limit has gone"
+        );
     }
 }

@@ -8,6 +8,7 @@
 //! | requests in flight or in line | [`REQUEST`] each | stop strings, 256 events with log-probabilities, streams to two workers |
 //! | bodies being read | 3 · 32 · `max_body_bytes` | counted above their first 16 KiB; a growing buffer has its old copy beside it |
 //! | reading and tokenising | 128 · `max_body_bytes` | [`AMPLIFICATION`] · the bodies that are parsed and tokenised now |
+//! | tokens of what prompts have in common | [`SEGMENTS`] | for each model that is kept compiled; dropped as others come |
 //! | prompts and whole answers | [`HELD`] | counted when a run begins, and as its answer grows |
 //!
 //! [`FrontConfig::memory_bound`] adds them up. A request that finds no memory is answered 503, and others go on.
@@ -19,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::limits::FrontConfig;
 use crate::openai::error::ApiError;
 use crate::openai::parameters::Parameters;
+use crate::text::{library, segments};
 
 /// Bytes of a connection at most.
 pub const CONNECTION: usize = 128 << 10;
@@ -38,6 +40,9 @@ pub const AMPLIFICATION: usize = 128;
 
 /// Bytes of prompts and whole answers of all runs together.
 pub const HELD: usize = 512 << 20;
+
+/// Bytes of segments of all models together.
+pub const SEGMENTS: usize = library::CAPACITY * segments::CAPACITY;
 
 /// A prompt's token: in the run, in the message to a worker, and once more in that message's encoding.
 const PROMPT_TOKEN: usize = 12;
@@ -195,6 +200,7 @@ impl FrontConfig {
         self.max_connections * CONNECTION
             + (self.max_in_flight + self.max_waiting) * REQUEST
             + (3 * BODIES + AMPLIFICATION) * self.max_body_bytes
+            + SEGMENTS
             + HELD
     }
 }
@@ -294,7 +300,7 @@ mod tests {
             ..FrontConfig::default()
         };
         let mib = config.memory_bound() >> 20;
-        // 125 + 37.5 + 224 + 512.
-        assert_eq!(mib, 898);
+        // 125 + 37.5 + 224 + 128 + 512.
+        assert_eq!(mib, 1026);
     }
 }

@@ -50,12 +50,13 @@ impl Asked {
         }
     }
 
-    /// `max_context` in tokens; `now` for templates that write the date.
+    /// `max_context` in tokens; `now` for templates that write the date; `salt`: whose tokens are kept apart from others'.
     pub fn prepare(
         &self,
         model: &ModelText,
         max_context: u32,
         now: Timestamp,
+        salt: &str,
     ) -> Result<Prepared, ApiError> {
         let (tokens, default) = match self {
             Self::Chat(request) => {
@@ -63,7 +64,7 @@ impl Asked {
                 let text = model.render(request, now).map_err(refused)?;
                 check_length("messages", model, &text, max_context)?;
                 let tokens = model
-                    .encode(&text, request.add_special_tokens)
+                    .encode(&text, request.add_special_tokens, salt)
                     .map_err(refused)?;
                 (tokens, DefaultBudget::Rest)
             }
@@ -72,7 +73,7 @@ impl Asked {
                     Prompt::Text(text) => {
                         check_length("prompt", model, text, max_context)?;
                         model
-                            .encode(text, request.add_special_tokens)
+                            .encode(text, request.add_special_tokens, salt)
                             .map_err(|error| refusal(error, "prompt"))?
                     }
                     Prompt::Tokens(tokens) => {

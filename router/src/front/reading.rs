@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::body::Read;
+use super::keys::ApiKey;
 use super::prompt::{Asked, Prepared};
 use super::{Front, model_not_found};
 use crate::openai::answer::Kind;
@@ -19,6 +20,8 @@ const LONG_BODY: usize = 16 << 10;
 /// A request whose prompt is tokens.
 #[derive(Debug)]
 pub struct Request {
+    /// The client's, within its key's.
+    pub cache_salt: String,
     pub parameters: Parameters,
     pub prompt: Prepared,
     pub policy: Arc<PolicyHandle>,
@@ -36,11 +39,12 @@ enum Outcome {
 pub(super) async fn read(
     front: &Arc<Front>,
     kind: Kind,
+    key: Option<&Arc<ApiKey>>,
     mut body: Read,
 ) -> Result<Request, ApiError> {
     loop {
         let outcome;
-        (outcome, body) = work(front, kind, body).await?;
+        (outcome, body) = work(front, kind, key, body).await?;
         match outcome {
             Outcome::Ready(request) => return Ok(request),
             Outcome::Uncompiled(name, artifacts) => {
@@ -56,9 +60,15 @@ pub(super) async fn read(
 }
 
 /// Does what takes time and memory by the size of the body.
-async fn work(front: &Arc<Front>, kind: Kind, body: Read) -> Result<(Outcome, Read), ApiError> {
+async fn work(
+    front: &Arc<Front>,
+    kind: Kind,
+    key: Option<&Arc<ApiKey>>,
+    body: Read,
+) -> Result<(Outcome, Read), ApiError> {
+    let key = key.cloned();
     if body.bytes.len() <= LONG_BODY {
-        return Ok((tokenise(front, kind, &body.bytes)?, body));
+        return Ok((tokenise(front, kind, key.as_deref(), &body.bytes)?, body));
     }
     // As many at a time as leave threads to those who read their tokens. The semaphore is never closed.
     let turn = front.tokenising.clone().acquire_owned().await.ok();
@@ -68,7 +78,7 @@ async fn work(front: &Arc<Front>, kind: Kind, body: Read) -> Result<(Outcome, Re
         move || {
             // Held to the end, even if the client has left meanwhile.
             let _held = (turn, memory);
-            tokenise(&front, kind, &body.bytes).map(|outcome| (outcome, body))
+            tokenise(&front, kind, key.as_deref(), &body.bytes).map(|outcome| (outcome, body))
         }
     };
     front
@@ -79,7 +89,12 @@ async fn work(front: &Arc<Front>, kind: Kind, body: Read) -> Result<(Outcome, Re
         .map_err(|error| ApiError::internal(format!("tokenising ended early: {error}")))?
 }
 
-fn tokenise(front: &Front, kind: Kind, body: &[u8]) -> Result<Outcome, ApiError> {
+fn tokenise(
+    front: &Front,
+    kind: Kind,
+    key: Option<&ApiKey>,
+    body: &[u8],
+) -> Result<Outcome, ApiError> {
     let asked = Asked::parse(kind, body)?;
     let name = &asked.parameters().model;
     let policy = front.dispatch.policy(name);
@@ -90,8 +105,11 @@ fn tokenise(front: &Front, kind: Kind, body: &[u8]) -> Result<Outcome, ApiError>
         return Ok(Outcome::Uncompiled(name.clone(), artifacts));
     };
     let now = front.clock.now().timestamp();
-    let prompt = asked.prepare(&model, artifacts.max_context, now)?;
+    let sent = &asked.parameters().cache_salt;
+    let cache_salt = key.map_or_else(|| sent.clone(), |key| key.cache_salt(sent));
+    let prompt = asked.prepare(&model, artifacts.max_context, now, &cache_salt)?;
     Ok(Outcome::Ready(Request {
+        cache_salt,
         parameters: asked.into_parameters(),
         prompt,
         policy,

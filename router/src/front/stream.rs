@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::response::Response;
 use baton_protocol::wire::FinishReason;
 use bytes::Bytes;
+use futures::FutureExt as _;
 use futures::stream::unfold;
 
 use super::generate::Begun;
@@ -17,6 +18,9 @@ use crate::text::output::Piece;
 
 /// Bytes of a typical event, to begin with.
 const EVENT_BYTES: usize = 512;
+
+/// A frame takes no more events from so many bytes on.
+const FRAME_BYTES: usize = 4 << 10;
 
 /// Waits for the first event, so that a run which fails before it has a token still gets its own status.
 pub async fn answer(mut begun: Begun) -> Response {
@@ -56,24 +60,26 @@ struct Stream {
 }
 
 impl Stream {
-    /// Bytes to send next; `None` after the last.
+    /// Bytes to send next; `None` after the last. Events that have come already go in one frame, which is one write: none waits for
+    /// another.
     async fn next_frame(&mut self) -> Option<Bytes> {
-        while !self.done {
+        let mut out = Vec::with_capacity(EVENT_BYTES);
+        while !self.done && out.len() < FRAME_BYTES {
             let event = match self.first.take() {
                 Some(event) => Ok(Some(event)),
-                None => self.begun.next().await,
+                None if out.is_empty() => self.begun.next().await,
+                None => match self.begun.next().now_or_never() {
+                    Some(event) => event,
+                    None => break,
+                },
             };
-            let mut out = Vec::with_capacity(EVENT_BYTES);
             if let Err(error) = self.write(event, &mut out) {
                 // Strings and numbers always serialise; should they not, the stream ends without `[DONE]`.
                 tracing::error!("an event cannot be written: {error}");
                 self.done = true;
             }
-            if !out.is_empty() {
-                return Some(Bytes::from(out));
-            }
         }
-        None
+        (!out.is_empty()).then(|| Bytes::from(out))
     }
 
     fn write(

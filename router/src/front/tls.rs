@@ -24,7 +24,8 @@ pub type IdentityFiles = Followed<Identity>;
 /// They cannot be read, or do not belong together.
 pub fn open(certificate: PathBuf, key: PathBuf) -> Result<IdentityFiles, Unusable> {
     let names = (certificate.display().to_string(), key.display().to_string());
-    Followed::open("TLS", vec![certificate, key], move |contents, _| {
+    let what = "TLS (--tls-certificate-file, --tls-key-file)";
+    Followed::open(what, vec![certificate, key], move |contents, _| {
         let [certificate, key] = contents else {
             return Err("two files are needed".to_owned());
         };
@@ -39,19 +40,20 @@ impl Identity {
     fn parse(certificate: &[u8], key: &[u8]) -> Result<Self, String> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate)
             .collect::<Result<_, _>>()
-            .map_err(|error| format!("the certificate is not PEM: {error}"))?;
+            .map_err(|error| format!("the certificate is not PEM: {error}: give the server's certificate first, then its issuers"))?;
         if chain.is_empty() {
-            return Err("no certificate: PEM blocks named CERTIFICATE are read".to_owned());
+            return Err("no certificate: give one or more PEM blocks named CERTIFICATE".to_owned());
         }
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| format!("the private key is not PEM: {error}"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| {
+            format!("the private key is not PEM: {error}: give one PEM block, without a password")
+        })?;
         // The provider is said here, so that nothing depends on what other parts of the process have installed.
         let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?
             .with_no_client_auth()
             .with_single_cert(chain, key)
-            .map_err(|error| format!("certificate and key do not go together: {error}"))?;
+            .map_err(|error| format!("certificate and key do not go together: {error}: give the key that the certificate was made for"))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self(Arc::new(config)))
     }
@@ -112,7 +114,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            missing.starts_with("TLS: ") && missing.contains("/none"),
+            missing.contains("--tls-certificate-file") && missing.contains("/none"),
             "{missing}"
         );
     }

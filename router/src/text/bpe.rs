@@ -5,7 +5,8 @@
 //! GPT-2, Llama 3, Qwen 2 and SmolLM have; [`file`] says which, and every other one stays with the crate. Equality is held by
 //! property tests, and looked at once more on a sample when a model is compiled.
 //!
-//! Nothing is kept from one text for the next: what others have asked before does not show in the time that a text takes.
+//! What is kept from one text for the next are whole [`segments`](super::segments), by salt: what other tenants have asked before does
+//! not show in the time that a text takes.
 
 mod file;
 
@@ -15,6 +16,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use tokenizers::{Model as _, Tokenizer};
 
+use super::segments::{Segments, Shared};
 use super::vocabulary::byte_of;
 use super::words::Cut;
 use file::Outline;
@@ -43,7 +45,8 @@ impl Hasher for Folded {
     }
 
     fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        // Two factors of 64 bits.
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
 
@@ -182,16 +185,19 @@ impl BytePairs {
     ///
     /// # Errors
     /// The crate's, for a long word.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+    pub fn encode(&self, text: &str, shared: Shared<'_>) -> Result<Vec<u32>, tokenizers::Error> {
         // A token of English text covers about four bytes.
         let mut tokens = Vec::with_capacity(text.len() / 4 + 8);
         let mut word = Word::default();
         let mut start = 0;
         let mut place = 0;
+        let mut segment = |text: &str, tokens: &mut Vec<u32>| {
+            shared.tokens(text, tokens, |tokens| self.plain(text, &mut word, tokens))
+        };
         while place < text.len() {
             match self.added_at(&text.as_bytes()[place..]) {
                 Some((length, id)) => {
-                    self.plain(&text[start..place], &mut word, &mut tokens)?;
+                    segment(&text[start..place], &mut tokens)?;
                     tokens.push(id);
                     place += length;
                     start = place;
@@ -199,7 +205,7 @@ impl BytePairs {
                 None => place += 1,
             }
         }
-        self.plain(&text[start..], &mut word, &mut tokens)?;
+        segment(&text[start..], &mut tokens)?;
         Ok(tokens)
     }
 
@@ -296,7 +302,7 @@ impl BytePairs {
             rank: u32::MAX,
             id: 0,
         };
-        let Some(&[left, right]) = ids.get(index..index + 2).and_then(|two| two.as_array()) else {
+        let Some(&[left, right]) = ids.get(index..index + 2) else {
             return NONE;
         };
         self.merges.get(&pair(left, right)).copied().unwrap_or(NONE)
@@ -306,7 +312,8 @@ impl BytePairs {
         let failed = |_| Unfit("a sample that the tokenizer refuses");
         for sample in file::SAMPLES {
             let expected = tokenizer.encode_fast(*sample, false).map_err(failed)?;
-            if self.encode(sample).map_err(failed)? != expected.get_ids() {
+            let segments = Segments::default();
+            if self.encode(sample, segments.of("")).map_err(failed)? != expected.get_ids() {
                 return Err(Unfit("other tokens on a sample"));
             }
         }

@@ -12,7 +12,7 @@ use crate::run::TextArtifacts;
 
 /// Compiled models kept. A router serves few at a time; during a change of weights or template, twice as many. One takes about
 /// 40 MB for a vocabulary of 49,152 tokens.
-const CAPACITY: usize = 16;
+pub const CAPACITY: usize = 16;
 
 type Slot = Arc<OnceCell<Arc<ModelText>>>;
 

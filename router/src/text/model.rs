@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use tokenizers::Tokenizer;
 
 use super::bpe::{BytePairs, Unfit};
+use super::segments::Segments;
 use super::template::{ChatTemplate, TemplateArtifact, TemplateError};
 use super::vocabulary::{UnsupportedDecoder, Vocabulary};
 use crate::openai::chat::ChatRequest;
@@ -15,6 +16,7 @@ pub struct ModelText {
     tokenizer: Tokenizer,
     /// Makes the same tokens faster, where the tokenizer is of its kind.
     pairs: Result<BytePairs, Unfit>,
+    segments: Segments,
     vocabulary: Vocabulary,
     /// `None`: the model continues text but does not chat.
     template: Option<ChatTemplate>,
@@ -81,6 +83,7 @@ impl ModelText {
         Ok(Self {
             longest_token: longest_token(&tokenizer, &vocabulary),
             pairs: BytePairs::new(&artifacts.tokenizer, &tokenizer),
+            segments: Segments::default(),
             tokenizer,
             vocabulary,
             template,
@@ -119,11 +122,17 @@ impl ModelText {
         })
     }
 
-    /// Tokens of a text. With `add_special_tokens` it begins as the model's sequences do.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, PromptError> {
+    /// Tokens of a text. With `add_special_tokens` it begins as the model's sequences do. What is kept of it is found again under
+    /// the same `salt` only.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        salt: &str,
+    ) -> Result<Vec<u32>, PromptError> {
         let failed = |error: tokenizers::Error| PromptError::Tokenizer(error.to_string());
         let mut tokens = match &self.pairs {
-            Ok(pairs) => pairs.encode(text).map_err(failed)?,
+            Ok(pairs) => pairs.encode(text, self.segments.of(salt)).map_err(failed)?,
             Err(_) => {
                 let encoding = self.tokenizer.encode_fast(text, add_special_tokens);
                 encoding.map_err(failed)?.get_ids().to_vec()
@@ -186,11 +195,11 @@ mod tests {
     #[test]
     fn a_sequence_begins_once_with_its_first_token_and_only_where_asked() {
         let model = ModelText::compile(&artifacts("", true)).unwrap();
-        assert_eq!(model.encode("hi", true).unwrap(), [2, 0, 1]);
-        assert_eq!(model.encode("<s>hi", true).unwrap(), [2, 0, 1]);
-        assert_eq!(model.encode("hi", false).unwrap(), [0, 1]);
+        assert_eq!(model.encode("hi", true, "").unwrap(), [2, 0, 1]);
+        assert_eq!(model.encode("<s>hi", true, "").unwrap(), [2, 0, 1]);
+        assert_eq!(model.encode("hi", false, "").unwrap(), [0, 1]);
         let model = ModelText::compile(&artifacts("", false)).unwrap();
-        assert_eq!(model.encode("hi", true).unwrap(), [0, 1]);
+        assert_eq!(model.encode("hi", true, "").unwrap(), [0, 1]);
     }
 
     #[test]
@@ -199,7 +208,7 @@ mod tests {
         // The longest token is "<s>".
         assert_eq!(model.least_tokens("hihihi"), 2);
         for text in ["", "h", "hihih", "<s><s>h"] {
-            assert!(model.least_tokens(text) <= model.encode(text, false).unwrap().len());
+            assert!(model.least_tokens(text) <= model.encode(text, false, "").unwrap().len());
         }
     }
 

@@ -6,12 +6,11 @@
 
 use baton_placement::record::{RunOutcome, RunStatus};
 use baton_protocol::ids::RunId;
-use baton_protocol::lifecycle::{Event, State};
+use baton_protocol::lifecycle::{Event, Plan, State};
 use baton_telemetry::context::TraceContext;
 use baton_telemetry::span::{Attributes, Kind, Span, SpanEvent};
 
 use super::{AttemptTrace, Leg, RunTrace, leg_of};
-use crate::dispatch::attempt::Task;
 use crate::dispatch::failure::Failure;
 use crate::dispatch::progress::{Party, Progress, StateDetail};
 use crate::run::RunRequest;
@@ -164,16 +163,11 @@ impl Attempt<'_> {
     fn spans_into(&self, spans: &mut Vec<Span>) {
         let selected = self.time_of(State::RouteSelected).unwrap_or(self.end);
         spans.extend(self.place(selected));
-        let (source, target) = match &self.of.task {
-            Task::Whole { worker } => (None, worker),
-            Task::Split {
-                prefill, decode, ..
-            } => (Some(prefill), decode),
-        };
-        if let (Some(source), Some(opened)) = (source, self.of.prefill_opened) {
+        let task = &self.of.task;
+        if let (Some(source), Some(opened)) = (task.source(), self.of.prefill_opened) {
             spans.push(self.prefill(source, opened.0));
         }
-        spans.push(self.decode(target, selected));
+        spans.push(self.decode(task.target(), selected));
     }
 
     fn time_of(&self, state: State) -> Option<u64> {
@@ -188,11 +182,10 @@ impl Attempt<'_> {
         let context = self.root.child("place", &self.of.attempt.to_string());
         let times = (search.since.0, selected);
         let mut span = Span::new(&context, Some(self.root), "place", Kind::Internal, times);
-        let (plan, source, target) = match &self.of.task {
-            Task::Whole { worker } => ("local", None, worker),
-            Task::Split {
-                prefill, decode, ..
-            } => ("remote", Some(prefill), decode),
+        let task = &self.of.task;
+        let plan = match task.plan() {
+            Plan::Local => "local",
+            Plan::Remote => "remote",
         };
         span.attributes
             .set("baton.run", self.about.run.to_string())
@@ -202,9 +195,9 @@ impl Attempt<'_> {
             .set("baton.candidates", search.candidates)
             .maybe(
                 "baton.prefill_worker",
-                source.map(|source| source.worker.to_string()),
+                task.source().map(|source| source.worker.to_string()),
             )
-            .set("baton.decode_worker", target.worker.to_string())
+            .set("baton.decode_worker", task.target().worker.to_string())
             .maybe(
                 "baton.estimate.mean_milliseconds",
                 search.estimate.map(|(mean, _)| mean),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_protocol::failure::{FailureClass, HandoffFailure};
-use baton_protocol::lifecycle::State;
+use baton_protocol::lifecycle::{Plan, State};
 use baton_protocol::wire::{self, decode_request};
 use futures::future::join_all;
 use tokio::time::sleep_until;
@@ -11,7 +11,7 @@ use tracing::{Span, debug, info, info_span};
 
 use super::prepare::{Clients, Prepared, Reached};
 use super::{AttemptEnding, Drive, Ending, overdue};
-use crate::dispatch::attempt::{Attempt, Command, End, Task};
+use crate::dispatch::attempt::{Attempt, Command, End};
 use crate::dispatch::decide::Next;
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
@@ -57,7 +57,7 @@ impl Drive {
             ending.failure(),
             &self.progress.actual,
         );
-        let remote = !matches!(performance.attempt.task(), Task::Whole { .. });
+        let remote = performance.attempt.task().plan() == Plan::Remote;
         if let (true, AttemptEnding::Failed(failure) | AttemptEnding::Decided(failure, _)) =
             (remote, &ending)
         {
@@ -245,10 +245,11 @@ impl Drive {
             self.shared.workers.learnt_more();
         }
         performance.held.give_back_pass();
-        let worker = match performance.attempt.task() {
-            Task::Split { decode, .. } => decode.worker.clone(),
-            Task::Whole { .. } => return Some(AttemptEnding::Failed(failure)),
-        };
+        let task = performance.attempt.task();
+        if task.plan() == Plan::Local {
+            return Some(AttemptEnding::Failed(failure));
+        }
+        let worker = task.target().worker.clone();
         let open = performance.decode.is_some();
         match self.decide_handoff(&failure, &worker, open, &mut performance.held) {
             Next::RecomputeInPlace => {

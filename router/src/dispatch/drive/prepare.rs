@@ -145,17 +145,9 @@ impl Drive {
             client: member.client.clone(),
             operation: party.operation.clone(),
         };
-        let (decodes, prefills) = match &task {
-            Task::Whole { worker } => (reached(decode, worker), None),
-            Task::Split {
-                prefill: source,
-                decode: target,
-                ..
-            } => (
-                reached(decode, target),
-                prefill.map(|member| reached(member, source)),
-            ),
-        };
+        let decodes = reached(decode, task.target());
+        let prefills = prefill.zip(task.source());
+        let prefills = prefills.map(|(member, source)| reached(member, source));
         Ok(Prepared {
             task,
             limits: Limits::from(&policy.timeouts),
@@ -177,20 +169,13 @@ impl Drive {
         prepared: Prepared,
     ) -> (Attempt, Held, Clients, Option<(LinkUse, String)>) {
         let now = self.shared.clock.now();
-        let plan = match &prepared.task {
-            Task::Whole { .. } => lifecycle::Plan::Local,
-            Task::Split { .. } => lifecycle::Plan::Remote,
-        };
+        let plan = prepared.task.plan();
         if let (lifecycle::Plan::Local, Some(cause)) = (plan, self.left_remote.take()) {
             self.fell_back(cause, now);
         }
-        let decides = match &prepared.task {
-            Task::Whole { worker } => worker,
-            Task::Split { decode, .. } => decode,
-        };
         let detail = StateDetail {
             operation: None,
-            ..StateDetail::of(decides)
+            ..StateDetail::of(prepared.task.target())
         };
         self.progress.begin(plan, now, detail);
         self.trace

@@ -66,6 +66,24 @@ async fn a_streamed_answer_is_the_whole_answer_in_pieces() {
 }
 
 #[tokio::test]
+async fn events_that_have_come_already_are_one_write_and_a_long_answer_is_several() {
+    for (letters, most) in [(9, 1), (200, 30)] {
+        let (routes, _started) = Setup::new(says(&"x".repeat(letters), Stop)).build();
+        let request = chat(&json!({"stream": true}));
+        let mut body = routes.oneshot(request).await.unwrap().into_body();
+        let mut frames = Vec::new();
+        while let Some(frame) = body.frame().await {
+            frames.push(frame.unwrap().into_data().unwrap());
+        }
+        assert!(frames.len() <= most, "{letters}: {}", frames.len());
+        assert!(frames.iter().all(|frame| frame.len() < 6_000));
+        let text = String::from_utf8(frames.concat()).unwrap();
+        assert_eq!(text.matches("\"x\"").count(), letters, "{text}");
+        assert!(text.ends_with("data: [DONE]\n\n"));
+    }
+}
+
+#[tokio::test]
 async fn usage_comes_in_a_last_event_without_choices() {
     let fields = json!({"stream": true, "stream_options": {"include_usage": true}});
     let (events, done) = ask(says("ab", Stop), chat(&fields)).await.events();

@@ -80,7 +80,9 @@ fn both(json: &Value) -> (Tokenizer, Result<BytePairs, Unfit>) {
 
 fn same(tokenizer: &Tokenizer, pairs: &BytePairs, text: &str) {
     let expected = tokenizer.encode_fast(text, false).unwrap();
-    assert_eq!(pairs.encode(text).unwrap(), expected.get_ids(), "{text:?}");
+    let segments = Segments::default();
+    let tokens = pairs.encode(text, segments.of("")).unwrap();
+    assert_eq!(tokens, expected.get_ids(), "{text:?}");
 }
 
 fn texts() -> impl Strategy<Value = String> {
@@ -108,6 +110,36 @@ proptest! {
         let pairs = pairs.unwrap();
         for text in &texts {
             same(&tokenizer, &pairs, text);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Prompts of turns that come again, in any order and cut anywhere, under three salts.
+    #[test]
+    fn tokens_are_the_same_whatever_was_asked_before(
+        turns in proptest::collection::vec(texts().prop_map(|text| text.repeat(1 + 300 / text.len().max(1))), 1..4),
+        prompts in proptest::collection::vec((proptest::collection::vec((0usize..4, any::<proptest::sample::Index>()), 1..6), 0usize..3), 1..12),
+        kind in 0usize..5,
+    ) {
+        let (tokenizer, pairs) = both(&tokenizer(&[(1, 2), (3, 9), (7, 1), (21, 22), (0, 24)], &steps()[kind], false));
+        let pairs = pairs.unwrap();
+        let segments = Segments::default();
+        for (parts, salt) in &prompts {
+            let mut text = String::new();
+            for (turn, cut) in parts {
+                let turn = &turns[turn % turns.len()];
+                // Whole turns come again; one in two is cut.
+                let place = cut.index(2 * turn.len() + 2).min(turn.len());
+                let place = (0..=place).rev().find(|place| turn.is_char_boundary(*place));
+                text.push_str(&turn[..place.unwrap_or(0)]);
+                text.push_str("<|i|>");
+            }
+            let expected = tokenizer.encode_fast(text.as_str(), false).unwrap();
+            let tokens = pairs.encode(&text, segments.of(["", "a", "b"][*salt])).unwrap();
+            prop_assert_eq!(tokens, expected.get_ids());
         }
     }
 }
@@ -201,5 +233,6 @@ fn a_byte_without_a_token_is_left_out_as_the_crate_does() {
 #[test]
 fn nothing_is_no_tokens() {
     let pairs = both(&tokenizer(&[], &steps()[0], false)).1.unwrap();
-    assert_eq!(pairs.encode("").unwrap(), Vec::<u32>::new());
+    let segments = Segments::default();
+    assert_eq!(pairs.encode("", segments.of("")).unwrap(), [0; 0]);
 }
