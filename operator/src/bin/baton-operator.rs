@@ -8,9 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let flags = Flags::parse_process();
-    // The client tells of each try, as error or not; what comes of it is said by whoever asked.
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=off,kube_runtime=off"));
+    let filter = EnvFilter::new(filter(std::env::var("RUST_LOG").ok().as_deref()));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -32,6 +30,17 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<WrongInput>() => end(&format!("{error:#}"), 2),
         Err(error) => end(&format!("{error:#}"), 1),
+    }
+}
+
+/// Directives of the log, given those of the environment. The client tells of each try, as an error or not, and what comes of it is said
+/// by whoever asked: it is heard only when it is named.
+fn filter(asked: Option<&str>) -> String {
+    let asked = asked.filter(|asked| !asked.is_empty()).unwrap_or("info");
+    if asked.contains("kube") {
+        asked.to_owned()
+    } else {
+        format!("{asked},kube_client=off,kube_runtime=off")
     }
 }
 

@@ -39,10 +39,20 @@ pub struct Context {
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub pending: Pending,
+    /// Pods of which it is not known whether a write to them has arrived: what became of them is asked before the next plan.
+    pub uncertain: BTreeMap<String, Attempt>,
     /// Why the last pod that was to be created was refused.
     pub creation_error: Option<String>,
     /// The last write of a status to an object that cannot be read, whose status is not known therefore: its generation and why.
     pub unreadable: Option<(Option<i64>, String)>,
+}
+
+/// A write whose answer has not come, or not yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    Create,
+    /// Of the pod of this uid.
+    Delete(String),
 }
 
 impl Context {

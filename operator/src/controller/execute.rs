@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-use super::context::{Context, Memory};
+use super::context::{Attempt, Context, Memory};
 use super::fault::{Class, Fault, code, words};
 use super::hash_key;
 use super::key::PoolKey;
@@ -45,7 +45,11 @@ pub async fn execute(
         if pod.as_ref().is_some_and(|pod| kept_back.contains(pod)) {
             continue;
         }
-        let is_creation = matches!(action, Action::CreatePod(_));
+        let new = match &action {
+            Action::CreatePod(pod) => pod.name_any(),
+            _ => String::new(),
+        };
+        let is_creation = !new.is_empty();
         if is_creation && !creates {
             continue;
         }
@@ -78,8 +82,8 @@ pub async fn execute(
             continue;
         };
         if is_creation {
-            if fault.class() != Class::Conflict {
-                memory.lock().creation_error = Some(refusal(&fault));
+            if fault.class() == Class::Failure {
+                memory.lock().creation_error = Some(refusal(&fault, &new));
             }
             // What refuses one refuses the next, be it a quota or a rule.
             creates = false;
@@ -109,7 +113,11 @@ async fn one(
     let namespace = &key.namespace;
     match action {
         Action::CreatePod(pod) => {
-            let created = writes.create_pod(&pod).await?;
+            let name = pod.name_any();
+            begin(memory, &name, Attempt::Create);
+            let created = writes.create_pod(&pod).await;
+            end(memory, &name, created.as_ref().err());
+            let created = created?;
             info!(pool = %key, pod = created.name_any(), "pod created");
             let mut memory = memory.lock();
             memory.creation_error = None;
@@ -138,7 +146,10 @@ async fn one(
             patched(memory, &uid, written);
         }
         Action::DeletePod { pod, uid, grace } => {
-            writes.delete_pod(namespace, &pod, &uid, grace).await?;
+            begin(memory, &pod, Attempt::Delete(uid.clone()));
+            let deleted = writes.delete_pod(namespace, &pod, &uid, grace).await;
+            end(memory, &pod, deleted.as_ref().err());
+            deleted?;
             info!(pool = %key, pod, grace, "pod deleted");
             memory.lock().pending.deleted(&uid, Timestamp::now());
         }
@@ -148,6 +159,45 @@ async fn one(
         }
         // Workers are no affair of the API server.
         Action::Drain { .. } => {}
+    }
+    Ok(())
+}
+
+/// From here on the write may be made, even if this look is cut short.
+fn begin(memory: &Mutex<Memory>, pod: &str, attempt: Attempt) {
+    memory.lock().uncertain.insert(pod.to_owned(), attempt);
+}
+
+fn end(memory: &Mutex<Memory>, pod: &str, fault: Option<&Fault>) {
+    if !fault.is_some_and(Fault::is_unanswered) {
+        memory.lock().uncertain.remove(pod);
+    }
+}
+
+/// Finds out what became of writes whose answers did not come. The cache may be behind them, and a plan that does not know of them
+/// would make a pod too many.
+///
+/// # Errors
+/// The API server cannot be reached: nothing may be planned.
+pub async fn find_out(
+    context: &Context,
+    key: &PoolKey,
+    memory: &Mutex<Memory>,
+) -> Result<(), Fault> {
+    let uncertain = memory.lock().uncertain.clone();
+    for (pod, attempt) in uncertain {
+        let found = context.writes.read_pod(&key.namespace, &pod).await?;
+        let mut memory = memory.lock();
+        let now = Timestamp::now();
+        match (attempt, found) {
+            (Attempt::Create, Some(pod)) => memory.pending.created(pod, now),
+            (Attempt::Create, None) => {}
+            (Attempt::Delete(uid), Some(pod)) if pod.uid().as_ref() == Some(&uid) => {
+                memory.pending.patched(pod, now);
+            }
+            (Attempt::Delete(uid), _) => memory.pending.deleted(&uid, now),
+        }
+        memory.uncertain.remove(&pod);
     }
     Ok(())
 }
@@ -172,10 +222,36 @@ fn pod_of(action: &Action) -> Option<&str> {
     }
 }
 
-/// In the API server's words where it has said something.
-fn refusal(fault: &Fault) -> String {
-    match fault {
+/// In the API server's words where it has said something. The name of the pod is another one at each try, and is left out: a status must
+/// not change with it.
+fn refusal(fault: &Fault, pod: &str) -> String {
+    let said = match fault {
         Fault::Api { source, .. } if code(source).is_some() => words(source),
         other => other.to_string(),
+    };
+    let fixed = pod.rsplit_once('-').map_or(pod, |(fixed, _)| fixed);
+    said.replace(pod, &format!("{fixed}-…"))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_the_same_at_each_try() {
+        let refused = |pod: &str| {
+            let status = Status {
+                code: 403,
+                message: format!("pods \"{pod}\" is forbidden: exceeded quota: gpus"),
+                ..Status::default()
+            };
+            let fault = Fault::api("create pods n/p", kube::Error::Api(Box::new(status)));
+            refusal(&fault, pod)
+        };
+        let said = "pods \"d-abc-…\" is forbidden: exceeded quota: gpus";
+        assert_eq!(refused("d-abc-12345"), said);
+        assert_eq!(refused("d-abc-67890"), said);
     }
 }

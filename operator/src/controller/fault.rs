@@ -28,6 +28,8 @@ pub enum Class {
     Conflict,
     /// Somebody else has to do it.
     NotLeading,
+    /// The namespace is being deleted, and the object with it.
+    Ending,
     /// Look again later, each time later.
     Failure,
 }
@@ -45,8 +47,20 @@ impl Fault {
     pub fn class(&self) -> Class {
         match self {
             Self::Api { source, .. } if code(source) == Some(409) => Class::Conflict,
+            Self::Api { source, .. } if is_ending(source) => Class::Ending,
             Self::NotLeading => Class::NotLeading,
             Self::Api { .. } | Self::Late | Self::Other(_) => Class::Failure,
+        }
+    }
+
+    /// Whether the write may have been made although its answer is a fault.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            // 429 is said before anything is done; other server errors may be said after.
+            Self::Api { source, .. } => code(source).is_none_or(|code| code >= 500),
+            Self::Late => true,
+            Self::NotLeading | Self::Other(_) => false,
         }
     }
 
@@ -54,6 +68,7 @@ impl Fault {
     #[must_use]
     pub fn is_of_one_request(&self) -> bool {
         match self {
+            Self::Api { source, .. } if is_ending(source) => false,
             Self::Api { source, .. } => {
                 code(source).is_some_and(|code| matches!(code, 400 | 403 | 404 | 409 | 422))
             }
@@ -61,6 +76,17 @@ impl Fault {
             Self::Late | Self::NotLeading => false,
         }
     }
+}
+
+/// The namespace of the object is being deleted: nothing can be made in it any more.
+fn is_ending(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes
+        .into_iter()
+        .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// The status with which the API server answered, if it did.
@@ -117,6 +143,13 @@ mod tests {
         }
         assert!(answered(403).is_of_one_request() && answered(422).is_of_one_request());
         assert!(!answered(429).is_of_one_request() && !answered(500).is_of_one_request());
+        let ending = serde_json::json!({
+            "code": 403, "message": "words", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "", "field": ""}]},
+        });
+        let ending = kube::Error::Api(Box::new(serde_json::from_value(ending).unwrap()));
+        let ending = Fault::api("pod n/p", ending);
+        assert_eq!(ending.class(), Class::Ending);
+        assert!(!ending.is_of_one_request(), "nothing else would succeed");
         let text = answered(403).to_string();
         assert!(
             text.starts_with("pod n/p: ") && text.contains("ClusterRole"),

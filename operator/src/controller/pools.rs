@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tracing::info;
 
 use super::context::{Context, Memory};
-use super::execute::{Trouble, execute};
+use super::execute::{Trouble, execute, find_out};
 use super::fault::Fault;
 use super::key::PoolKey;
 use super::views;
@@ -61,6 +61,7 @@ async fn reconcile(
     pool: &Pool,
     memory: &Mutex<Memory>,
 ) -> Result<Looked, Fault> {
+    find_out(context, key, memory).await?;
     let pods = pods(context, key, memory);
     context
         .reports

@@ -46,7 +46,6 @@ impl Triggers {
             namespace: namespace.clone(),
             name: object.name_any(),
         };
-        self.pools.touch(key, POOL_AFTER);
         let declared = |pool: &Guarded<Pool>| {
             (
                 pool.uid(),
@@ -56,8 +55,11 @@ impl Triggers {
             )
         };
         if before.as_deref().map(declared) == now.map(declared) {
+            // Its status, which is the echo of its own look: to look again because of it would never end where a look fails.
             self.policies_of(&namespace);
         } else {
+            // One that is gone is in the cache no more.
+            self.pools.touch(key, POOL_AFTER);
             self.namespace(&namespace);
         }
     }
@@ -80,11 +82,13 @@ impl Triggers {
                 policy.meta_deleting(),
             )
         };
-        if before.as_deref().map(declared) == now.map(declared) {
+        if before.as_deref().map(declared) != now.map(declared) {
             let name = object.name_any();
-            self.policies
-                .touch(PolicyKey { namespace, name }, POLICY_AFTER);
-        } else {
+            let key = PolicyKey {
+                namespace: namespace.clone(),
+                name,
+            };
+            self.policies.touch(key, POLICY_AFTER);
             self.namespace(&namespace);
         }
     }

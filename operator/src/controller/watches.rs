@@ -68,7 +68,11 @@ pub async fn follow<K>(
                     .get_or_create(&KindLabels { kind })
                     .inc();
                 if !std::mem::replace(&mut faulty, true) {
-                    warn!(kind, error = innermost(&error), "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed");
+                    warn!(
+                        kind,
+                        error = innermost(&error),
+                        "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed"
+                    );
                 }
             }
             Some(Ok(event)) => {

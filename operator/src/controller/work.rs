@@ -172,7 +172,7 @@ impl<K: Ord + Clone + Debug + Display + Send + 'static> Work<K> {
             Ok(Looked::Gone) => (Outcome::Gone, "success"),
             Err(fault) => match fault.class() {
                 Class::Conflict => (Outcome::Again(AFTER_CONFLICT), "requeue"),
-                Class::NotLeading => (Outcome::Again(LOOK_WITHIN), "requeue"),
+                Class::NotLeading | Class::Ending => (Outcome::Again(LOOK_WITHIN), "requeue"),
                 Class::Failure => {
                     metrics.reconcile_errors.get_or_create(&labels).inc();
                     warn!(controller, object = %key, error = %fault, "look failed, tried again later");

@@ -101,6 +101,17 @@ impl Writes {
             .await
     }
 
+    /// The pod as it is now, asked of the API server itself.
+    ///
+    /// # Errors
+    /// The API server cannot be reached.
+    pub async fn read_pod(&self, namespace: &str, pod: &str) -> Result<Option<Pod>, Fault> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        pods.get_opt(pod)
+            .await
+            .map_err(|source| Fault::api(format!("get pods {namespace}/{pod}"), source))
+    }
+
     /// Sets labels and annotations of the pod `uid`; a value of none takes the name away.
     ///
     /// # Errors
