@@ -147,6 +147,7 @@ def expose(layout: Layout, variable: str, namespace: str, service: str, port: st
     numbers = [str(known["port"]) for known in found["ports"] if port in (known.get("name"), str(known["port"]))]
     if not numbers:
         raise ClusterError(f"Service {namespace}/{service} has no port {port}")
+    wait.until("kube-proxy knows the Service", 90, lambda: network.knows_service(layout, found["clusterIP"]))
     name = f"relay-{variable.lower()}"
     layout.processes.end([name], 5)
     address = "http://" + relay.start(layout, name, layout.namespace("control-plane"), f"{found['clusterIP']}:{numbers[0]}")

@@ -25,9 +25,11 @@ def deploy(layout: Layout, manifest: pathlib.Path, tell: Callable[[str], None]) 
     """Installs, applies, waits until all is Ready, asks, and says how to go on."""
     kubectl = Kubectl(layout)
     install(layout, [], tell)
-    kubectl.run("apply", f"--namespace={NAMESPACE}", f"--filename={manifest}")
+    # Whoever works with this cluster works there.
+    kubectl.run("config", "set-context", "--current", f"--namespace={NAMESPACE}")
+    kubectl.run("apply", f"--filename={manifest}")
     tell(f"{manifest} is applied; waiting until pools and policy are Ready")
-    within = ["--all", f"--namespace={NAMESPACE}", "--timeout=300s"]
+    within = ["--all", "--timeout=300s"]
     for kind in ("prefillpool", "decodepool", "routepolicy"):
         kubectl.run("wait", "--for=condition=Ready", kind, *within)
     url, admin = reach(layout)
@@ -83,8 +85,8 @@ def _how_to_go_on(layout: Layout, url: str, admin: str, model: str, run: str) ->
 The cluster serves {model} at {url} (admin {admin}).
 
   eval "$(make -s cluster-env)"                 # KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ADMIN
-  kubectl get pfp,dcp,rtp,pods -n {NAMESPACE}
-  kubectl baton explain {run} -n {NAMESPACE}
+  kubectl get pfp,dcp,rtp,pods
+  kubectl baton explain {run}
   curl -N $BATON_URL/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}
 
 State and logs are in {layout.folder}; `make cluster-down` ends it. Nodes can lose power: {program} node-down 2, node-up 2."""

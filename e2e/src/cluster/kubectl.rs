@@ -44,7 +44,7 @@ impl Kubectl {
     /// # Errors
     /// Its exit status is not zero; the error is what it said.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
-        said(arguments, self.command(arguments).output()?)
+        said(arguments, &self.command(arguments).output()?)
     }
 
     /// The same with a text on standard input, for `--filename=-`.
@@ -52,7 +52,7 @@ impl Kubectl {
     /// # Errors
     /// Its exit status is not zero; the error is what it said.
     pub fn run_with(&self, arguments: &[&str], input: &str) -> Result<String> {
-        said(arguments, self.fed(arguments, input)?)
+        said(arguments, &self.fed(arguments, input)?)
     }
 
     /// What it complains of.
@@ -132,7 +132,7 @@ impl Kubectl {
     }
 }
 
-fn said(arguments: &[&str], output: Output) -> Result<String> {
+fn said(arguments: &[&str], output: &Output) -> Result<String> {
     if !output.status.success() {
         bail!(
             "kubectl {}: {}",

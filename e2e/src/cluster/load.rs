@@ -36,7 +36,7 @@ impl Load {
                             answered.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            failed.push(format!("client {client}, request {turn}: {error:#}"))
+                            failed.push(format!("client {client}, request {turn}: {error:#}"));
                         }
                     }
                 }
