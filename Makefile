@@ -66,7 +66,7 @@ bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	BATON_TEST_GGUF="$(MODEL_FILE)" LLAMA_BENCH="$(PEER_BENCH)" $(CARGO) bench --locked -p baton-worker --bench builtin
 	$(CARGO) bench --locked -p baton-worker --bench transfer
 	$(CARGO) build --release --locked --workspace --bins
-	$(CARGO) bench --locked -p baton-e2e --bench front
+	BATON_TEST_GGUF="$(MODEL_FILE)" $(CARGO) bench --locked -p baton-e2e --bench front
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check

@@ -2,8 +2,9 @@
 //! same worker. Prompts of 2K and 32K characters, 32 tokens streamed, placement and decision records on.
 //!
 //! Time to first token at one client (router and direct taken in turn), processor time of the router process a request, and
-//! requests a second at 64 clients. The worker's tokenizer is byte-level: a character is a token, so hashing, placing and sending
-//! are those of prompts four times as long, and merging of tokens is not in it.
+//! requests a second at 64 clients. Once with a vocabulary of bytes, where a character is a token: hashing, placing and sending are
+//! those of prompts four times as long, and merging of tokens is not in it. And, where `BATON_TEST_GGUF` names a model, with that
+//! model's. `BATON_BENCH_CALLGRIND=1` counts instructions instead of time: on a busy machine nothing else can be compared.
 
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
@@ -11,20 +12,23 @@
 mod direct;
 #[path = "front/routed.rs"]
 mod routed;
+#[path = "front/stage.rs"]
+mod stage;
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use baton_e2e::fleet::Fleet;
-use baton_e2e::lone_router::control;
-use baton_e2e::manifest::Manifest;
 use baton_e2e::prompts::story;
-use direct::Direct;
+use direct::{Direct, Text};
 use routed::Routed;
+use stage::Stage;
 use tokio::task::JoinSet;
 
 const TOKENS: u32 = 32;
 const CLIENTS: usize = 64;
+/// The first ones compile, connect and fill caches.
+const WARM: usize = 10;
 /// Of the run with 64 clients.
 const LOADED: Duration = Duration::from_secs(5);
 
@@ -36,30 +40,33 @@ fn main() -> Result<()> {
     runtime.block_on(Box::pin(measure()))
 }
 
-fn timeless() -> Manifest {
-    let timing = "prefillFloorMicroseconds: 0, prefillBaseMicroseconds: 0, prefillPerTokenNanoseconds: 0, \
-                  prefillPerTokenPairPicoseconds: 0, decodeBaseMicroseconds: 0, decodePerSequenceNanoseconds: 0, \
-                  decodePerContextTokenPicoseconds: 0, jitterPercent: 0, seed: 1";
-    Manifest {
-        engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
-        kv_pool: "{blocks: 40000, leaseSeconds: 3}".to_owned(),
-        ..Manifest::tiny()
+async fn measure() -> Result<()> {
+    let model = std::env::var_os("BATON_TEST_GGUF").filter(|path| !path.is_empty());
+    let model = model.map(PathBuf::from);
+    if model.is_none() {
+        println!("only the byte-level vocabulary: BATON_TEST_GGUF names no model");
     }
+    let vocabularies = [None].into_iter().chain(model.as_deref().map(Some));
+    for vocabulary in vocabularies {
+        let name = vocabulary
+            .and_then(Path::file_stem)
+            .unwrap_or("bytes".as_ref());
+        println!("vocabulary: {}", name.display());
+        match std::env::var_os("BATON_BENCH_CALLGRIND") {
+            Some(_) => instructions(vocabulary).await?,
+            None => times(vocabulary).await?,
+        }
+    }
+    Ok(())
 }
 
-async fn measure() -> Result<()> {
-    let fleet = Fleet::of(&timeless()).await?;
-    let router = fleet
-        .processes()?
-        .into_iter()
-        .find(|process| process.role == "router")
-        .context("no router")?
-        .pid;
-    let (_, worker) = control(&fleet, "decode")?;
-    let direct = Direct::connect(&worker, &fleet).await?;
+async fn times(model: Option<&Path>) -> Result<()> {
+    let stage = Stage::start(model, false).await?;
+    let direct = Direct::connect(&stage, Text::of(model)?).await?;
     println!(
-        "{:>10} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "{:>10} {:>7} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}",
         "characters",
+        "tokens",
         "requests",
         "direct p50",
         "routed p50",
@@ -68,16 +75,42 @@ async fn measure() -> Result<()> {
         "CPU/request"
     );
     for (characters, requests) in [(2_000, 400), (32_000, 80)] {
-        one_client(&fleet, &direct, router, characters, requests).await?;
+        one_client(&stage, &direct, characters, requests).await?;
     }
     println!(
         "{:>10} {:>9} {:>12} {:>12} {:>12} {:>12}",
         "characters", "clients", "requests/s", "TTFT p50", "TTFT p99", "CPU/request"
     );
     for characters in [2_000, 32_000] {
-        many_clients(&fleet, router, characters).await?;
+        many_clients(&stage, characters).await?;
     }
-    fleet.end().await
+    Ok(())
+}
+
+/// Instructions of the router process outside of the kernel, which depend neither on the machine nor on what else it does.
+async fn instructions(model: Option<&Path>) -> Result<()> {
+    for (characters, requests) in [(2_000, 100), (32_000, 20)] {
+        let stage = Stage::start(model, true).await?;
+        let mut routed = Routed::connect(stage.api).await?;
+        for number in 0..WARM {
+            let text = prompt(characters, number);
+            routed.first_token(&text, TOKENS).await?;
+        }
+        stage.count(true)?;
+        for number in WARM..WARM + requests {
+            let text = prompt(characters, number);
+            routed.first_token(&text, TOKENS).await?;
+        }
+        stage.count(false)?;
+        drop(routed);
+        let (total, profile) = stage.instructions()?;
+        println!(
+            "{characters:>10} characters: {:>7.2} million instructions a request; {}",
+            total as f64 / requests as f64 / 1e6,
+            profile.display()
+        );
+    }
+    Ok(())
 }
 
 /// A prompt that no other begins like.
@@ -91,22 +124,21 @@ fn prompt(characters: usize, number: usize) -> String {
 }
 
 async fn one_client(
-    fleet: &Fleet,
+    stage: &Stage,
     direct: &Direct,
-    router: u32,
     characters: usize,
     requests: usize,
 ) -> Result<()> {
-    let mut routed = Routed::connect(fleet.api.address()).await?;
+    let router = stage.router();
+    let mut routed = Routed::connect(stage.api).await?;
     let (mut direct_times, mut routed_times) = (Vec::new(), Vec::new());
     let mut spent = Duration::ZERO;
-    for number in 0..requests + 10 {
+    for number in 0..requests + WARM {
         let text = prompt(characters, number);
         let alone = direct.first_token(&text, TOKENS).await?;
         let before = processor_time(router)?;
         let through = routed.first_token(&text, TOKENS).await?;
-        // The first ones compile, connect and fill caches.
-        if number >= 10 {
+        if number >= WARM {
             spent += processor_time(router)?.saturating_sub(before);
             direct_times.push(alone);
             routed_times.push(through);
@@ -114,7 +146,8 @@ async fn one_client(
     }
     let (alone, through) = (Sorted::new(direct_times), Sorted::new(routed_times));
     println!(
-        "{characters:>10} {requests:>9} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "{characters:>10} {:>7} {requests:>9} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        direct.length(&prompt(characters, 0))?,
         shown(alone.at(0.5)),
         shown(through.at(0.5)),
         shown(through.at(0.5).saturating_sub(alone.at(0.5))),
@@ -124,8 +157,8 @@ async fn one_client(
     Ok(())
 }
 
-async fn many_clients(fleet: &Fleet, router: u32, characters: usize) -> Result<()> {
-    let address = fleet.api.address();
+async fn many_clients(stage: &Stage, characters: usize) -> Result<()> {
+    let (address, router) = (stage.api, stage.router());
     let before = processor_time(router)?;
     let began = Instant::now();
     let mut clients = JoinSet::new();

@@ -96,3 +96,19 @@ fn leases_that_never_expire_do_not_go_unnoticed() -> Result<()> {
     }
     anyhow::bail!("{FEW} seeds were content with leases that never expire")
 }
+
+/// One byte of one block of each prefill worker is wrong, and nobody looks: some seeds read that block.
+#[test]
+fn bytes_that_nobody_checks_do_not_go_unnoticed() -> Result<()> {
+    if number("BATON_SEED").is_some() {
+        return Ok(());
+    }
+    let seeds = seeds()?;
+    for seed in 50..50 + FEW {
+        let played = seeds.play(seed, Some(Defect::UncheckedBytes))?;
+        if played.problem.contains("wrong tokens") || played.problem.contains("wrong answer") {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{FEW} seeds were content with a wrong byte in the KV")
+}

@@ -1,35 +1,78 @@
 //! The same worker asked without a router: gRPC, tokens in, tokens out.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use baton_e2e::fleet::Fleet;
 use baton_protocol::wire::worker_client::WorkerClient;
 use baton_protocol::wire::{self, decode_event::Event, decode_request::Message};
+use baton_router::run::TextArtifacts;
+use baton_router::text::model::ModelText;
+use baton_worker::model::{Model as _, builtin};
 use tonic::transport::{Channel, Endpoint};
+
+use crate::stage::Stage;
+
+/// How a prompt becomes tokens.
+pub(crate) enum Text {
+    /// A byte is a token.
+    Bytes,
+    Of(Box<ModelText>),
+}
+
+impl Text {
+    /// That of a GGUF file, else bytes.
+    pub(crate) fn of(model: Option<&Path>) -> Result<Self> {
+        let Some(path) = model else {
+            return Ok(Self::Bytes);
+        };
+        let model = builtin::load(path)?;
+        let facts = model.facts();
+        let model = ModelText::compile(&TextArtifacts {
+            tokenizer_digest: String::new(),
+            tokenizer: facts.tokenizer.to_vec().into(),
+            chat_template_digest: String::new(),
+            chat_template: facts.chat_template.to_vec().into(),
+            max_context: 0,
+        })?;
+        Ok(Self::Of(Box::new(model)))
+    }
+
+    pub(crate) fn tokens(&self, prompt: &str) -> Result<Vec<u32>> {
+        match self {
+            Self::Bytes => Ok(prompt.bytes().map(u32::from).collect()),
+            Self::Of(model) => Ok(model.encode(prompt, true, "")?),
+        }
+    }
+}
 
 pub(crate) struct Direct {
     client: WorkerClient<Channel>,
     kv_identity: String,
+    text: Text,
     calls: std::sync::atomic::AtomicU64,
 }
 
 impl Direct {
-    pub(crate) async fn connect(address: &str, fleet: &Fleet) -> Result<Self> {
-        let workers = fleet.workers(Some("decode")).await?;
-        let kv_identity = workers[0]["kvIdentity"].as_str().context("kvIdentity")?;
-        let channel = Endpoint::from_shared(format!("http://{address}"))?
+    pub(crate) async fn connect(stage: &Stage, text: Text) -> Result<Self> {
+        let channel = Endpoint::from_shared(format!("http://{}", stage.control))?
             .tcp_nodelay(true)
             .connect()
             .await?;
         Ok(Self {
             client: WorkerClient::new(channel),
-            kv_identity: kv_identity.to_owned(),
+            kv_identity: stage.kv_identity.clone(),
+            text,
             calls: std::sync::atomic::AtomicU64::new(0),
         })
     }
 
-    /// From the call to the first token; the rest is read to its end. A byte is a token of the simulated worker's vocabulary.
+    /// How many tokens a prompt has.
+    pub(crate) fn length(&self, prompt: &str) -> Result<usize> {
+        Ok(self.text.tokens(prompt)?.len())
+    }
+
+    /// From the call to the first token; the rest is read to its end.
     pub(crate) async fn first_token(&self, prompt: &str, tokens: u32) -> Result<Duration> {
         let call = self
             .calls
@@ -46,7 +89,7 @@ impl Direct {
                 cache_salt: "direct".to_owned(),
                 ..wire::Operation::default()
             }),
-            tokens: prompt.bytes().map(u32::from).collect(),
+            tokens: self.text.tokens(prompt)?,
             sampling: Some(wire::Sampling {
                 top_p: 1.0,
                 ..wire::Sampling::default()

@@ -38,7 +38,7 @@ impl Routed {
     /// From the request to the first event with text; the rest is read to its end.
     pub(crate) async fn first_token(&mut self, prompt: &str, tokens: u32) -> Result<Duration> {
         let body = json!({
-            "model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": true,
+            "model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": true,
             "ignore_eos": true,
         });
         let request = Request::post("/v1/completions")

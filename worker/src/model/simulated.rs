@@ -3,6 +3,9 @@
 //! The tokens are equal wherever they are computed, as for a real model, and depend on the KV that is read: a block that holds
 //! another token's pattern changes what comes out, so a wrong hand-off shows.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use baton_placement::coefficients::WorkerCoefficients;
@@ -29,8 +32,48 @@ pub struct Settings {
     pub kv_bytes_per_token: usize,
     /// At least the 259 tokens of the byte-level vocabulary.
     pub vocabulary: usize,
+    /// Instead of the byte-level vocabulary.
+    pub text: Option<Text>,
     /// Tokens.
     pub max_context: usize,
+}
+
+/// The text of another model without its arithmetic: prompts have as many tokens as that model makes of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    vocabulary: usize,
+    tokenizer: Arc<[u8]>,
+    chat_template: Arc<[u8]>,
+    eos_token_ids: Vec<u32>,
+    bos_token_id: Option<u32>,
+}
+
+impl Text {
+    pub fn of(facts: &ModelFacts) -> Self {
+        Self {
+            vocabulary: facts.shape.vocabulary,
+            tokenizer: facts.tokenizer.clone(),
+            chat_template: facts.chat_template.clone(),
+            eos_token_ids: facts.eos_token_ids.clone(),
+            bos_token_id: facts.bos_token_id,
+        }
+    }
+
+    fn byte_level(vocabulary: usize) -> Self {
+        Self {
+            vocabulary,
+            tokenizer: artifacts::tokenizer_json(&artifacts::byte_level(vocabulary)).into(),
+            chat_template: artifacts::chat_template_json(
+                artifacts::BYTE_LEVEL_TEMPLATE,
+                Some("<|endoftext|>"),
+                Some("<|im_end|>"),
+                false,
+            )
+            .into(),
+            eos_token_ids: vec![MESSAGE_END],
+            bos_token_id: Some(END_OF_TEXT),
+        }
+    }
 }
 
 impl Settings {
@@ -44,6 +87,7 @@ impl Settings {
             seed,
             kv_bytes_per_token: 1024,
             vocabulary: BYTE_LEVEL_TOKENS,
+            text: None,
             max_context: 131_072,
         }
     }
@@ -83,6 +127,8 @@ impl Simulated {
                 format!("{} is not within 0 and 0.5", settings.noise),
             );
         }
+        let text = settings.text.clone();
+        let text = text.unwrap_or_else(|| Text::byte_level(settings.vocabulary));
         let shape = Shape {
             layers: 1,
             hidden: 0,
@@ -90,7 +136,7 @@ impl Simulated {
             heads: 1,
             kv_heads: 1,
             head_dim: settings.kv_bytes_per_token / 4,
-            vocabulary: settings.vocabulary,
+            vocabulary: text.vocabulary,
             max_context: settings.max_context,
         };
         let facts = ModelFacts {
@@ -104,17 +150,10 @@ impl Simulated {
                 interleaved: true,
                 scaling: "None".to_owned(),
             },
-            eos_token_ids: vec![MESSAGE_END],
-            bos_token_id: Some(END_OF_TEXT),
-            tokenizer: artifacts::tokenizer_json(&artifacts::byte_level(settings.vocabulary))
-                .into(),
-            chat_template: artifacts::chat_template_json(
-                artifacts::BYTE_LEVEL_TEMPLATE,
-                Some("<|endoftext|>"),
-                Some("<|im_end|>"),
-                false,
-            )
-            .into(),
+            eos_token_ids: text.eos_token_ids,
+            bos_token_id: text.bos_token_id,
+            tokenizer: text.tokenizer,
+            chat_template: text.chat_template,
         };
         Ok(Self {
             facts,
@@ -132,6 +171,9 @@ impl Simulated {
     fn next_token(&self, slice: &SequenceSlice<'_>, kv: &BlockStore) -> u32 {
         let text: &[u8] = bytemuck::cast_slice(slice.history);
         let hash = xxh3_64_with_seed(text, self.misread(slice, kv));
+        if self.settings.text.is_some() {
+            return (hash % self.facts.shape.vocabulary as u64) as u32;
+        }
         // Letters, space and the extra words: what a simulated worker says can be read.
         let extras = self.settings.vocabulary - BYTE_LEVEL_TOKENS;
         match (hash % (27 + extras as u64)) as u32 {
@@ -141,7 +183,8 @@ impl Simulated {
         }
     }
 
-    /// Zero if the last token of every block that was there before holds its pattern, else a digest of what is there instead.
+    /// Zero if the last token of every block that was there before holds its pattern, from its first key to its last value; else a
+    /// digest of what is there instead.
     fn misread(&self, slice: &SequenceSlice<'_>, kv: &BlockStore) -> u64 {
         let size = kv.geometry().block_size;
         let mut digest = 0;
@@ -150,16 +193,33 @@ impl Simulated {
                 break;
             }
             let position = ((index + 1) * size).min(slice.start) - 1;
-            let expected = pattern(slice.history[position], position).to_le_bytes();
-            let half = self.settings.kv_bytes_per_token / 2;
             let bytes = kv.read(*block);
-            let found = &bytes[position % size * half..][..half.min(8)];
-            if found != &expected[..found.len()] {
-                digest = xxh3_64_with_seed(found, digest ^ 1);
+            let first = pattern(slice.history[position], position);
+            for (range, expected) in ends(kv, position % size, first) {
+                let found = &bytes[range];
+                if found != &expected.to_le_bytes()[..found.len()] {
+                    digest = xxh3_64_with_seed(found, digest ^ 1);
+                }
             }
         }
         digest
     }
+}
+
+/// Where the first word of the keys of a block's token lies and where the last of its values, with what stands there: the word after
+/// which the pattern of the token begins is `first`.
+fn ends(kv: &BlockStore, within: usize, first: u64) -> [(Range<usize>, u64); 2] {
+    let geometry = kv.geometry();
+    let half = geometry.bytes_per_token / 2;
+    let keys = within * half;
+    let values_end = (geometry.block_size + within + 1) * half;
+    let words = 2 * half.div_ceil(8) as u64;
+    // A side that is no multiple of a word ends with a part of one.
+    let last = if half.is_multiple_of(8) { 8 } else { half % 8 };
+    [
+        (keys..keys + half.min(8), first),
+        (values_end - last..values_end, first.wrapping_add(words - 1)),
+    ]
 }
 
 impl Model for Simulated {

@@ -18,7 +18,7 @@ use crate::engine::{Engine, EngineConfig};
 use crate::kv::clock::Clock;
 use crate::kv::{Geometry, KvPool, PoolConfig};
 use crate::model::modelled::Modelled;
-use crate::model::simulated::{Settings, Simulated};
+use crate::model::simulated::{Settings, Simulated, Text};
 use crate::model::{Model, builtin, tiny};
 
 /// Loads or makes the model. Takes as long as reading the file does. `modelled` is how long the steps of one whose work is real
@@ -33,6 +33,10 @@ pub(crate) fn load_model(
         let mut settings = Settings::new(simulated_coefficients(&timing), seed);
         if let Some(percent) = timing.jitter_percent {
             settings.noise = percent as f64 / 100.0;
+        }
+        // A simulated worker needs no model; where it is given one, it takes that one's tokenizer and template.
+        if let ModelSource::Path(path) = &config.model.source {
+            settings.text = Some(Text::of(builtin::load(path)?.facts()));
         }
         return Ok(Box::new(Simulated::new(settings)?));
     }

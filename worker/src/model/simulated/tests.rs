@@ -106,6 +106,35 @@ fn a_copied_block_is_as_good_as_a_computed_one_and_a_damaged_one_is_not() {
 }
 
 #[test]
+fn a_wrong_bit_in_the_first_key_or_the_last_value_of_a_block_changes_what_comes_out() {
+    let prompt: Vec<u32> = (0..60).collect();
+    for kv_bytes_per_token in [4, 16, 36, 64] {
+        let geometry = Geometry {
+            block_size: 16,
+            bytes_per_token: kv_bytes_per_token,
+        };
+        let settings = Settings {
+            kv_bytes_per_token,
+            ..settings()
+        };
+        let mut model = Simulated::new(settings).expect("sane");
+        let kv = BlockStore::new(geometry, 64, u64::MAX).expect("small");
+        let whole = run(&mut model, &kv, &prompt, 0, &blocks(0)).outputs;
+        assert_eq!(run(&mut model, &kv, &prompt, 48, &blocks(0)).outputs, whole);
+        let (half, last) = (kv_bytes_per_token / 2, 16 * kv_bytes_per_token - 1);
+        for byte in [15 * half, last] {
+            kv.write(blocks(0)[1])[byte] ^= 0x80;
+            assert_ne!(
+                run(&mut model, &kv, &prompt, 48, &blocks(0)).outputs,
+                whole,
+                "byte {byte} of {kv_bytes_per_token} a token"
+            );
+            kv.write(blocks(0)[1])[byte] ^= 0x80;
+        }
+    }
+}
+
+#[test]
 fn durations_are_those_of_the_cost_formulas_with_noise_around_them() {
     let mut model = Simulated::new(settings()).expect("sane");
     let worker = settings().coefficients;
@@ -168,6 +197,26 @@ fn prompts_of_one_step_share_it() {
     let expected = 2.0 + 0.05 * 130.0 + 1e-6 * attention + 0.1 + 1e-4 * 80.0;
     let found = report.duration_milliseconds.expect("modelled");
     assert!((found - expected).abs() < 1e-9, "{found} for {expected}");
+}
+
+#[test]
+fn the_text_of_another_model_takes_the_place_of_its_own() {
+    let tiny = super::super::tiny::model(7);
+    let other = ModelFacts {
+        tokenizer: b"{}".to_vec().into(),
+        eos_token_ids: vec![3],
+        ..tiny.facts().clone()
+    };
+    let text = Some(Text::of(&other));
+    let mut model = Simulated::new(Settings { text, ..settings() }).expect("sane");
+    let facts = model.facts();
+    assert_eq!(facts.tokenizer, other.tokenizer);
+    assert_eq!(facts.eos_token_ids, other.eos_token_ids);
+    assert_eq!(facts.shape.vocabulary, other.shape.vocabulary);
+    let prompt: Vec<u32> = (0..20).collect();
+    let outputs = run(&mut model, &store(), &prompt, 0, &blocks(0)).outputs;
+    let vocabulary = other.shape.vocabulary as u32;
+    assert!(matches!(outputs[..], [Output::Token(token)] if token < vocabulary));
 }
 
 #[test]
