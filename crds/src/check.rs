@@ -1,12 +1,15 @@
 //! The walk that holds a tree against the schema and finds everything that is wrong with it.
 
 use crate::nearest::nearest;
-use crate::node::{Entry, Node, Value};
+use crate::node::{Entry, Node, Value, shortened};
 use crate::problem::Problem;
 use crate::schema::{Field, Form, Merge, Shape, Support};
 
 /// Names that an object's label or a topology level may have.
 const LONGEST_MAP_KEY: usize = 317;
+
+/// What an integer without a range of its own may be.
+const LARGEST: i128 = i64::MAX as i128;
 
 /// What the walk found in one document.
 #[derive(Debug)]
@@ -115,7 +118,7 @@ impl<'a> Findings<'a> {
         match (shape, &node.value) {
             (Shape::Foreign, _)
             | (Shape::Bool, Value::Bool(_))
-            | (Shape::Quantity, Value::Integer(0..)) => {}
+            | (Shape::Quantity, Value::Integer(0..=LARGEST)) => {}
             (Shape::Quantity, Value::Text(text)) => {
                 if !is_quantity(text) {
                     self.problem(line, path, wrong(""));
@@ -212,6 +215,7 @@ impl<'a> Findings<'a> {
                 && names[..index].contains(name)
             {
                 let path = format!("{path}[{index}]");
+                let given = shortened(given);
                 self.problem(item.line, &path, format!("{given} is listed twice"));
             }
         }

@@ -103,11 +103,7 @@ impl Node {
             // An integer too large for the parser comes as a float: as digits it is recognised.
             Value::Float(value) if value.abs() >= 1e15 => format!("{value}"),
             Value::Float(value) => format!("{value:?}"),
-            Value::Text(text) if text.chars().count() > 60 => {
-                let start: String = text.chars().take(57).collect();
-                format!("\"{start}…\"")
-            }
-            Value::Text(text) => format!("\"{text}\""),
+            Value::Text(text) => format!("\"{}\"", shortened(text)),
             Value::List(items) => format!("a list of {}", items.len()),
             Value::Map(_) => "an object".to_owned(),
         }
@@ -159,6 +155,15 @@ impl Node {
             ),
         }
     }
+}
+
+/// The beginning of a text, where the whole is too long for a message.
+pub(crate) fn shortened(text: &str) -> String {
+    if text.chars().count() <= 60 {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(57).collect();
+    format!("{start}…")
 }
 
 impl<'de> Deserialize<'de> for Node {

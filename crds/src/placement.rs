@@ -26,7 +26,7 @@ pub fn to_policy<'a>(
     pools: impl IntoIterator<Item = &'a Pool> + Clone,
 ) -> Result<Policy, Problem> {
     let spec = &policy.spec;
-    let transports = references::named(policy, PoolRole::Decode, pools.clone())
+    let transports = references::named(policy, PoolRole::Decode, &pools)
         .first()
         .map(|pool| {
             pool.spec
@@ -42,8 +42,8 @@ pub fn to_policy<'a>(
         generation: u64::try_from(policy.metadata.generation).unwrap_or(1),
         model: spec.model.clone(),
         aliases: spec.aliases.clone(),
-        prefill_pools: names(policy, PoolRole::Prefill, pools.clone())?,
-        decode_pools: names(policy, PoolRole::Decode, pools)?,
+        prefill_pools: names(policy, PoolRole::Prefill, &pools)?,
+        decode_pools: names(policy, PoolRole::Decode, &pools)?,
         mode: mode(spec),
         overrides: match spec.overrides {
             from::Overrides::Ignored => Overrides::Ignored,
@@ -94,7 +94,7 @@ pub fn to_policy<'a>(
 fn names<'a>(
     policy: &RoutePolicy,
     role: PoolRole,
-    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+    pools: &(impl IntoIterator<Item = &'a Pool> + Clone),
 ) -> Result<Vec<String>, Problem> {
     let mut names: Vec<String> = Vec::new();
     for (index, (reference, pools)) in references::followed(policy, role, pools)

@@ -13,7 +13,7 @@ use crate::source::ModelLocation;
 pub(crate) fn named<'a>(
     policy: &RoutePolicy,
     role: PoolRole,
-    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+    pools: &(impl IntoIterator<Item = &'a Pool> + Clone),
 ) -> Vec<&'a Pool> {
     let mut named: Vec<&Pool> = Vec::new();
     for (_, found) in followed(policy, role, pools) {
@@ -30,7 +30,7 @@ pub(crate) fn named<'a>(
 pub(crate) fn followed<'p, 'a>(
     policy: &'p RoutePolicy,
     role: PoolRole,
-    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+    pools: &(impl IntoIterator<Item = &'a Pool> + Clone),
 ) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
     references(policy, role)
         .iter()
@@ -226,8 +226,8 @@ fn follow(
 fn pairs(resources: &Resources) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in &resources.policies {
-        for prefill in named(policy, PoolRole::Prefill, &resources.pools) {
-            for decode in named(policy, PoolRole::Decode, &resources.pools) {
+        for prefill in named(policy, PoolRole::Prefill, &&resources.pools) {
+            for decode in named(policy, PoolRole::Decode, &&resources.pools) {
                 let differences = differences(prefill, decode);
                 if !differences.is_empty() {
                     warnings.push(format!(
@@ -308,7 +308,7 @@ fn unused(resources: &Resources) -> Vec<String> {
         .iter()
         .filter(|pool| {
             !resources.policies.iter().any(|policy| {
-                named(policy, pool.role, &resources.pools)
+                named(policy, pool.role, &&resources.pools)
                     .iter()
                     .any(|other| std::ptr::eq(*other, *pool))
             })

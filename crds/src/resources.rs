@@ -160,13 +160,13 @@ impl RoutePolicy {
         role: PoolRole,
         resources: &'a Resources,
     ) -> Vec<(&'p PoolReference, Vec<&'a Pool>)> {
-        references::followed(self, role, &resources.pools)
+        references::followed(self, role, &&resources.pools)
     }
 
     /// The pools of `resources` that this policy's references of `role` name, in the order of the references.
     #[must_use]
     pub fn pools<'a>(&self, role: PoolRole, resources: &'a Resources) -> Vec<&'a Pool> {
-        references::named(self, role, &resources.pools)
+        references::named(self, role, &&resources.pools)
     }
 }
 

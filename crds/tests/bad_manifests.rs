@@ -49,6 +49,26 @@ fn each_bad_manifest_names_line_field_and_what_is_allowed() {
     assert!(failures.is_empty(), "{failures}");
 }
 
+/// What a cluster takes although `baton up` does not is about other objects, which may come later, and about levels of topology, whose
+/// names are the operator's configuration.
+#[test]
+fn a_cluster_takes_only_what_depends_on_more_than_the_object() {
+    let taken: Vec<&str> = all()
+        .filter(|case| case.cluster.is_empty())
+        .map(|case| case.path)
+        .collect();
+    for path in &taken {
+        assert!(
+            path.contains("Pools[0]")
+                || path.contains("room")
+                || path.contains("row")
+                || path.ends_with("Level"),
+            "{path}"
+        );
+    }
+    assert!(all().count() - taken.len() >= 40);
+}
+
 #[test]
 fn all_problems_are_reported_in_the_order_of_lines() {
     let text = FLEET

@@ -70,7 +70,12 @@ fn bad_ones_are_refused_with_field_and_reason(kubectl: &Kubectl) -> Result<()> {
         refused += 1;
         match kubectl.refused(&DRY, &manifest) {
             Ok(said) if said.contains(case.cluster) => {}
-            Ok(said) => failures += &format!("\n{:?}: {}\n  said {said}\n", case.new, case.cluster),
+            Ok(said) => {
+                failures += &format!(
+                    "\n{}, where files say {:?}: {}\n  said {said}\n",
+                    case.path, case.message, case.cluster
+                )
+            }
             Err(error) => failures += &format!("\n{:?}: {error:#}\n", case.new),
         }
     }

@@ -39,18 +39,12 @@ fn said_well(problems: &[Problem], lines: u64) {
 }
 
 fn round_trip(resources: &Resources) {
-    let pools = resources.pools.iter().map(|pool| {
-        let spec = serde_json::to_value(&pool.spec).expect("a spec can be written");
-        document(pool.role.kind(), &pool.metadata, &spec)
-    });
-    let policies = resources.policies.iter().map(|policy| {
-        let spec = serde_json::to_value(&policy.spec).expect("a spec can be written");
-        document("RoutePolicy", &policy.metadata, &spec)
-    });
-    let text: Vec<String> = pools
-        .chain(policies)
-        .map(|document| plain(&document))
-        .collect();
+    // A file is refused for whatever an object of a cluster is: levels, which a cluster names itself, are all that it knows better.
+    for object in objects(resources) {
+        let problems = baton_crds::check_object(&object);
+        assert!(problems.is_empty(), "{problems:?}\n{object}");
+    }
+    let text: Vec<String> = objects(resources).iter().map(plain).collect();
     let again = read_documents([("f.yaml", text.join("\n---\n").as_str())])
         .unwrap_or_else(|problems| panic!("{}\n{problems:?}", text.join("\n---\n")));
     assert_eq!(again.pools.len(), resources.pools.len());
@@ -69,11 +63,27 @@ fn round_trip(resources: &Resources) {
     }
 }
 
+/// Every resource as an API server would have it.
+fn objects(resources: &Resources) -> Vec<Value> {
+    let pools = resources.pools.iter().map(|pool| {
+        let spec = serde_json::to_value(&pool.spec).expect("a spec can be written");
+        document(pool.role.kind(), &pool.metadata, &spec)
+    });
+    let policies = resources.policies.iter().map(|policy| {
+        let spec = serde_json::to_value(&policy.spec).expect("a spec can be written");
+        document("RoutePolicy", &policy.metadata, &spec)
+    });
+    pools.chain(policies).collect()
+}
+
 fn document(kind: &str, metadata: &Metadata, spec: &Value) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/{VERSION}"),
         "kind": kind,
-        "metadata": {"name": metadata.name, "namespace": metadata.namespace, "labels": metadata.labels},
+        "metadata": {
+            "name": metadata.name, "namespace": metadata.namespace, "labels": metadata.labels,
+            "generation": metadata.generation, "creationTimestamp": metadata.created,
+        },
         "spec": spec,
     })
 }

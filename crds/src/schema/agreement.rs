@@ -104,7 +104,7 @@ fn defaults(fields: &[Field]) -> Value {
 #[test]
 fn the_schemas_defaults_are_those_of_the_types() {
     let given = json!({"model": {"name": "m"}, "engine": {"type": "Builtin"}});
-    let spec: PoolSpec = serde_json::from_value(given.clone()).unwrap();
+    let spec: PoolSpec = serde_json::from_value(given).unwrap();
     let mut with_defaults = defaults(POOL);
     with_defaults["model"]["name"] = json!("m");
     with_defaults["engine"]["type"] = json!("Builtin");
