@@ -146,8 +146,12 @@ fn contradictions(
         let dtype = card.identity.kv_dtype.known().cloned();
         let declared =
             Some(engine.kv_cache_dtype).filter(|declared| *declared != pool::KvCacheDtype::Auto);
-        if let (Some(declared), Some(dtype)) = (declared, dtype) {
-            fields.push(("engine.kvCacheDtype", Some(format!("{declared:?}")), dtype));
+        let declared = declared.map(|declared| format!("{declared:?}"));
+        // Resources write F16, cards and engines f16.
+        if let (Some(declared), Some(dtype)) = (declared, dtype)
+            && !declared.eq_ignore_ascii_case(&dtype)
+        {
+            fields.push(("engine.kvCacheDtype", Some(declared), dtype));
         }
     }
     fields

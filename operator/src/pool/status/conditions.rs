@@ -149,7 +149,12 @@ fn outstanding(
     }
     if updated < serving && !paused {
         let message = format!("{updated} of {wanted} replicas are of the current revision");
-        return Some(("RollingOut", message));
+        let trouble = summary.trouble.as_ref();
+        let trouble = trouble.map(|trouble| format!("; {}", trouble.message));
+        return Some((
+            "RollingOut",
+            format!("{message}{}", trouble.unwrap_or_default()),
+        ));
     }
     if serving < wanted {
         let error = observed.creation_error.as_ref();
@@ -166,7 +171,10 @@ fn outstanding(
     }
     if ready < wanted {
         let message = format!("{ready} of {wanted} replicas are ready");
-        return Some(("AwaitingPods", message));
+        return Some(match &summary.trouble {
+            Some(trouble) => (trouble.reason, format!("{message}: {}", trouble.message)),
+            None => ("AwaitingPods", message),
+        });
     }
     if draining > 0 {
         let message = format!("{draining} pods finish what they run, and go then");

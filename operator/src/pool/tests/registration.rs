@@ -131,11 +131,11 @@ fn a_declared_type_of_the_cache_is_held_against_the_card() {
     let scene = || Scene::new(&change).with([pod("a").running()]);
     assert_eq!(gate(&scene().plan()).unwrap().status, "True");
     let other = with_card(scene(), |card| {
-        card.identity.kv_dtype = baton_protocol::identity::Fact::observed("F32".into());
+        card.identity.kv_dtype = baton_protocol::identity::Fact::observed("f32".into());
     });
     let message = gate(&other.plan()).unwrap().message.unwrap();
     assert!(
-        message.contains("engine.kvCacheDtype is \"F32\""),
+        message.contains("engine.kvCacheDtype is \"f32\""),
         "{message}"
     );
 }

@@ -175,6 +175,12 @@ fn a_pod_that_cannot_be_scheduled_is_named_with_the_schedulers_words() {
         find(&plan, "Ready").message,
         "0 of 1 replicas are ready: pod a cannot be scheduled: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
     );
+    let waits = find(&plan, "Reconciling");
+    assert_eq!(
+        waits.reason, "Unschedulable",
+        "what is waited for is said where one looks for it"
+    );
+    assert!(waits.message.contains("pod a cannot be scheduled"));
 }
 
 #[test]

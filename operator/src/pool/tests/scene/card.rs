@@ -22,7 +22,7 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
     let block_size = u32::try_from(block_size.as_u64().unwrap()).unwrap();
     let identity = SemanticIdentity {
         weights: Fact::observed("w".into()),
-        kv_dtype: Fact::observed("F16".into()),
+        kv_dtype: Fact::observed("f16".into()),
         quantization: Fact::observed("None".into()),
         attention: Fact::observed(Attention {
             layers: 2,
