@@ -1,15 +1,18 @@
 //! A real Kubernetes under test: started by `e2e/cluster/cluster` and ended with the value, or one that exists.
 //!
 //! - [`kubectl`]: the client, which is the real program.
+//! - [`imagined`]: a node whose pods are processes of this machine. [`operated`]: the operator beside a control plane.
 //! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile.
 //!
 //! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, and nothing of it is started or stopped. Otherwise each value is a
 //! cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
 //! line and gives none.
 
+pub mod imagined;
 pub mod installed;
 pub mod kubectl;
 pub mod load;
+pub mod operated;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -88,32 +91,17 @@ impl Cluster {
         program(&with_directory(what, self.folder()?, arguments)?)
     }
 
-    /// Brings images of `target/images` (or of the folder that `BATON_IMAGES` names) onto every node of a cluster of this test; one
-    /// that exists has to have them. False, after a line that says why, where the machine could not make any.
+    /// Brings images onto every node of a cluster of this test; one that exists has to have them.
     ///
     /// # Errors
     /// A node does not take one.
-    pub fn load_images(&self, names: &[&str]) -> Result<bool> {
-        if self.own.is_none() {
-            return Ok(true);
+    pub fn load(&self, images: &[PathBuf]) -> Result<()> {
+        if self.own.is_some() {
+            let images: Vec<_> = images.iter().map(|image| image.to_string_lossy()).collect();
+            let images: Vec<&str> = images.iter().map(AsRef::as_ref).collect();
+            self.program("load", &images)?;
         }
-        let folder = std::env::var_os("BATON_IMAGES")
-            .map_or_else(|| repository().join("target/images"), PathBuf::from);
-        let mut archives = Vec::new();
-        for name in names {
-            let archive = folder.join(format!("{name}.tar"));
-            if !archive.is_file() {
-                skipped(&format!(
-                    "{} is not there: run `make images`",
-                    archive.display()
-                ));
-                return Ok(false);
-            }
-            archives.push(archive.to_string_lossy().into_owned());
-        }
-        let archives: Vec<&str> = archives.iter().map(String::as_str).collect();
-        self.program("load", &archives)?;
-        Ok(true)
+        Ok(())
     }
 
     /// A client of a Service's port, from this machine.
@@ -161,6 +149,21 @@ impl Cluster {
     pub fn owned_by(process: u32, folder: &Path) -> Result<bool> {
         Ok(possible(0)? && up(0, process, folder).map(|_| true)?)
     }
+}
+
+/// The archives of these images in `target/images`, or in the folder that `BATON_IMAGES` names. Nothing, after a line that says so,
+/// where one is missing: not every machine can make them.
+pub fn images(names: &[&str]) -> Option<Vec<PathBuf>> {
+    let folder = std::env::var_os("BATON_IMAGES")
+        .map_or_else(|| repository().join("target/images"), PathBuf::from);
+    let archives = names.iter().map(|name| folder.join(format!("{name}.tar")));
+    let archives: Vec<PathBuf> = archives.collect();
+    if let Some(missing) = archives.iter().find(|archive| !archive.is_file()) {
+        let missing = missing.display();
+        skipped(&format!("{missing} is not there: run `make images`"));
+        return None;
+    }
+    Some(archives)
 }
 
 /// Whether this machine can have a cluster; where it cannot, the reason is on a line of its own.

@@ -22,7 +22,7 @@ fn manifest() -> String {
         decode_replicas: 2,
         ..Manifest::tiny()
     };
-    let template = "  topology: {spread: host}\n  template:\n    tolerations:\n    - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}\n";
+    let template = "  topology: {spread: [host]}\n  template:\n    tolerations:\n    - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}\n";
     fleet
         .text()
         .replace("  engine: ", &format!("{template}  engine: "))

@@ -1,9 +1,9 @@
 //! What cannot serve says which pod or field it is and why, in the status that kubectl shows, on a real node.
 
 use anyhow::{Result, ensure};
-use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE, SOON};
 use baton_e2e::cluster::kubectl::condition;
-use baton_e2e::scenario;
+use baton_e2e::{scenario, wait};
 use serde_json::Value;
 
 /// A decode pool of the tiny model; `more` are lines of its spec, `engine` and `source` flow mappings.
@@ -28,25 +28,14 @@ fn a_pool_that_cannot_serve_says_which_pod_and_why() {
         let Some(baton) = Installed::on_nodes(1, &[])? else {
             return Ok(());
         };
-        let lie = "env: [{name: BATON_FAULT_CARD, value: identity.kvDtype=f32}]";
+        workers_lie(&baton)?;
         let engine = "{type: Builtin}";
+        let declared = "{type: Builtin, kvCacheDtype: F16}";
         let gpus = "  accelerator: {count: 99}\n";
         let file = "uri: file:///models/none.gguf";
         let manifest = [
-            pool(
-                "DecodePool",
-                "honest",
-                "{type: Builtin, kvCacheDtype: F16}",
-                TINY,
-                "",
-            ),
-            pool(
-                "DecodePool",
-                "lying",
-                &format!("{{type: Builtin, kvCacheDtype: F16, {lie}}}"),
-                TINY,
-                "",
-            ),
+            pool("DecodePool", "honest", declared, TINY, ""),
+            pool("DecodePool", "lying", declared, TINY, ""),
             pool("DecodePool", "greedy", engine, TINY, gpus),
             pool(
                 "DecodePool",
@@ -263,6 +252,48 @@ fn a_pod_of_somebody_else_is_neither_adopted_nor_touched() {
         );
         Ok(())
     });
+}
+
+/// From here on the workers of the pool `lying` say that their KV is of another type than it is: what a user cannot set in a pool, an
+/// admission policy of the cluster puts into its pods.
+fn workers_lie(baton: &Installed) -> Result<()> {
+    let policy = "
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: lie}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+    objectSelector: {matchLabels: {serving.baton.dev/pool: lying}}
+  reinvocationPolicy: Never
+  mutations:
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        [JSONPatch{op: 'add', path: '/spec/containers/0/env/-',
+         value: Object.spec.containers.env{name: 'BATON_FAULT_CARD', value: 'identity.kvDtype=f32'}}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: lie}
+spec: {policyName: lie}
+";
+    baton.kubectl().apply(policy)?;
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: tried, labels: {serving.baton.dev/pool: lying}}, \
+               spec: {containers: [{name: worker, image: none, env: [{name: A, value: b}]}]}}";
+    let tried = [
+        "create",
+        "--dry-run=server",
+        "--output=json",
+        "--namespace=default",
+        "--filename=-",
+    ];
+    wait::until_blocking("the policy counts", SOON, || {
+        match baton.kubectl().run_with(&tried, pod) {
+            Ok(made) if made.contains("BATON_FAULT_CARD") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
 }
 
 /// What nobody but its owner may change.

@@ -11,11 +11,15 @@ use baton_e2e::openai::Ask;
 use baton_e2e::scenario;
 use serde_json::Value;
 
-fn manifest() -> Manifest {
-    Manifest {
-        decode_replicas: 2,
+/// One prefill worker, some decode workers, each with a GPU.
+fn manifest(decode_replicas: u32) -> String {
+    let fleet = Manifest {
+        decode_replicas,
         ..Manifest::tiny()
-    }
+    };
+    fleet
+        .text()
+        .replace("  engine: ", "  accelerator: {count: 1}\n  engine: ")
 }
 
 #[test]
@@ -38,7 +42,7 @@ fn pools_become_pods_that_serve_and_every_run_is_explained() {
             .arg(format!("--namespace={NAMESPACE}"))
             .stdout(Stdio::from(seen.reopen()?))
             .spawn()?;
-        baton.apply(&manifest().text())?;
+        baton.apply(&manifest(2))?;
         baton.ready()?;
         watch.kill()?;
         watch.wait()?;
@@ -215,11 +219,7 @@ fn what_kubectl_shows(baton: &Installed) -> Result<()> {
     let namespace = format!("--namespace={NAMESPACE}");
     baton
         .kubectl()
-        .run_with(&["diff", &namespace, "--filename=-"], &manifest().text())?;
-    let more = Manifest {
-        decode_replicas: 3,
-        ..manifest()
-    };
+        .run_with(&["diff", &namespace, "--filename=-"], &manifest(2))?;
     let server_side = [
         "apply",
         "--server-side",
@@ -228,7 +228,7 @@ fn what_kubectl_shows(baton: &Installed) -> Result<()> {
         &namespace,
         "--filename=-",
     ];
-    let said = baton.kubectl().run_with(&server_side, &more.text())?;
+    let said = baton.kubectl().run_with(&server_side, &manifest(3))?;
     ensure!(
         said.contains("serverside-applied (server dry run)"),
         "{said}"

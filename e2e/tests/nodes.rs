@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use baton_e2e::cluster::Cluster;
 use baton_e2e::cluster::kubectl::condition;
+use baton_e2e::cluster::{self, Cluster};
 use baton_e2e::scenario;
 
 /// A pod whose image is there is Ready long before.
@@ -15,12 +15,13 @@ const GIVEN_UP: Duration = Duration::from_secs(150);
 #[test]
 fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
     scenario(async {
+        let Some(images) = cluster::images(&["baton-worker"]) else {
+            return Ok(());
+        };
         let Some(cluster) = Cluster::to_break(2)? else {
             return Ok(());
         };
-        if !cluster.load_images(&["baton-worker"])? {
-            return Ok(());
-        }
+        cluster.load(&images)?;
         let kubectl = cluster.kubectl();
         let nodes = kubectl.list(&["nodes"])?;
         ensure!(nodes.len() == 2);

@@ -33,13 +33,14 @@ impl Installed {
     /// # Errors
     /// It does not start.
     pub fn on_nodes(count: usize, values: &[&str]) -> Result<Option<Self>> {
+        let names = ["baton-operator", "baton-router", "baton-worker"];
+        let Some(images) = super::images(&names) else {
+            return Ok(None);
+        };
         let Some(cluster) = Cluster::to_break(count)? else {
             return Ok(None);
         };
-        let images = ["baton-operator", "baton-router", "baton-worker"];
-        if !cluster.load_images(&images)? {
-            return Ok(None);
-        }
+        cluster.load(&images)?;
         let set: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
         let url = cluster.program("install", &set)?;
         let address = url.trim().strip_prefix("http://").context("no URL")?;
