@@ -131,7 +131,23 @@ pub(crate) struct ExplainArguments {
     #[command(flatten)]
     pub(crate) records: RecordArguments,
     #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
     pub(crate) output: OutputArguments,
+}
+
+/// Which routers of which cluster are asked.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ClusterArguments {
+    /// Ask the router pod that took the run, through kubectl: the default of `kubectl baton`, unless --admin or --state-dir is given.
+    #[arg(long, env = "BATON_KUBERNETES")]
+    pub(crate) kubernetes: bool,
+    /// The routers' namespace [default: the current one of kubectl].
+    #[arg(short, long, env = "BATON_NAMESPACE")]
+    pub(crate) namespace: Option<String>,
+    /// The context of kubectl [default: the current one].
+    #[arg(long, env = "BATON_CONTEXT")]
+    pub(crate) context: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@
 //! | [`manifests`] | files of resources, and their policies as placement has them |
 //! | [`model`] | models fetched once and kept |
 //! | [`client`], [`records`] | a router over HTTP; decision records from it or from files |
+//! | [`cluster`] | the routers of a cluster, through `kubectl` |
 //!
 //! What is absent: logic of its own. It places nothing, computes nothing and speaks to no worker; it starts programs, asks
 //! routers, reads records, and prints.
@@ -15,6 +16,7 @@
 mod arguments;
 mod ask;
 mod client;
+mod cluster;
 mod explain;
 mod failure;
 mod manifests;
@@ -29,18 +31,24 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use arguments::{Arguments, Command};
 use failure::Verdict;
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let matches = command(words.first()).get_matches_from(words);
-    let arguments = match Arguments::from_arg_matches(&matches) {
+    let plugin = is_plugin(words.first());
+    let matches = command(plugin).get_matches_from(words);
+    let mut arguments = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
     };
+    if let Err(error) = choose_place(&mut arguments, &matches, plugin) {
+        error.exit();
+    }
     let (status, lines) = failure::status(&run(arguments));
     for line in lines {
         terminal::note(&format!("error: {line}"));
@@ -48,11 +56,48 @@ fn main() -> ExitCode {
     ExitCode::from(status)
 }
 
-/// The command line, under the name by which it was called.
-fn command(called: Option<&OsString>) -> clap::Command {
-    let plugin = called
+/// Called by `kubectl`, which finds programs of such a name.
+fn is_plugin(called: Option<&OsString>) -> bool {
+    called
         .and_then(|path| Path::new(path).file_name())
-        .is_some_and(|name| name == "kubectl-baton");
+        .is_some_and(|name| name == "kubectl-baton")
+}
+
+/// `kubectl baton` means the cluster where no other place is given on the command line. An environment that was made for `baton`
+/// names no place here.
+fn choose_place(
+    arguments: &mut Arguments,
+    matches: &ArgMatches,
+    plugin: bool,
+) -> Result<(), clap::Error> {
+    let (Command::Explain(explain), Some(("explain", matches))) =
+        (&mut arguments.command, matches.subcommand())
+    else {
+        return Ok(());
+    };
+    let said = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let other = [("admin", "--admin"), ("state_dir", "--state-dir")]
+        .into_iter()
+        .find(|(id, _)| said(id));
+    match other {
+        Some((_, flag)) if said("kubernetes") => {
+            let message =
+                format!("--kubernetes and {flag} name two places: leave one of the two out");
+            Err(command(plugin).error(ErrorKind::ArgumentConflict, message))
+        }
+        Some(_) => {
+            explain.cluster.kubernetes = false;
+            Ok(())
+        }
+        None => {
+            explain.cluster.kubernetes |= plugin;
+            Ok(())
+        }
+    }
+}
+
+/// The command line, under the name by which it was called.
+fn command(plugin: bool) -> clap::Command {
     let command = Arguments::command();
     if plugin {
         command.bin_name("kubectl baton")
@@ -83,10 +128,42 @@ mod tests {
     #[test]
     fn kubectl_finds_the_same_program_under_its_name() {
         let usage = |called: &str| {
-            let mut command = command(Some(&OsString::from(called)));
+            let mut command = command(is_plugin(Some(&OsString::from(called))));
             command.render_usage().to_string()
         };
         assert!(usage("/usr/bin/kubectl-baton").contains("kubectl baton"));
         assert!(usage("/usr/bin/baton").contains("baton <COMMAND>"));
+    }
+
+    /// Whether a cluster is asked.
+    fn in_cluster(line: &str) -> Result<bool, String> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let plugin = is_plugin(Some(&OsString::from(words[0])));
+        let matches = command(plugin).try_get_matches_from(words);
+        let matches = matches.map_err(|error| error.to_string())?;
+        let mut arguments = Arguments::from_arg_matches(&matches).unwrap();
+        choose_place(&mut arguments, &matches, plugin).map_err(|error| error.to_string())?;
+        match arguments.command {
+            Command::Explain(explain) => Ok(explain.cluster.kubernetes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn kubectl_baton_asks_the_cluster_unless_another_place_is_given() {
+        assert_eq!(in_cluster("kubectl-baton explain r"), Ok(true));
+        assert_eq!(in_cluster("kubectl-baton explain r -n serving"), Ok(true));
+        assert_eq!(in_cluster("baton explain r --kubernetes"), Ok(true));
+        assert_eq!(in_cluster("baton explain r"), Ok(false));
+        assert_eq!(in_cluster("kubectl-baton explain r --admin h:1"), Ok(false));
+        assert_eq!(
+            in_cluster("kubectl-baton explain r --state-dir d"),
+            Ok(false)
+        );
+        let both = in_cluster("baton explain r --kubernetes --admin h:1").unwrap_err();
+        assert!(
+            both.contains("--kubernetes and --admin name two places"),
+            "{both}"
+        );
     }
 }

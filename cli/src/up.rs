@@ -11,7 +11,7 @@
 mod backoff;
 mod check;
 mod child;
-mod interrupt;
+pub(crate) mod interrupt;
 mod plan;
 mod ports;
 pub(crate) mod processes;

@@ -150,12 +150,12 @@ impl Cluster {
             objects(role.kind(), plural).map(move |pools| Shown::Pools(role, pools))
         };
         vec![
-            pods(labels::POOL.to_owned(), "worker pods")
+            pods(labels::POOL.to_owned(), "WorkerPod")
                 .map(Shown::Workers)
                 .boxed(),
             pods(
                 format!("{}={}", labels::APP_NAME, labels::ROUTER_APP),
-                "router pods",
+                "RouterPod",
             )
             .map(Shown::Routers)
             .boxed(),

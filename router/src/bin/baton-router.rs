@@ -8,12 +8,9 @@ use baton_router::front::descriptors;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-/// What the Kubernetes client cannot do is said once, by whoever handles it.
-const DEFAULT_FILTER: &str = "info,kube_client=error,kube_runtime=error";
-
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let filter = filter(std::env::var("RUST_LOG").ok());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -37,6 +34,15 @@ fn main() -> ExitCode {
         Err(error) if error.is::<WrongInput>() => end(&format!("{error:#}"), 2),
         Err(error) => end(&format!("{error:#}"), 1),
     }
+}
+
+/// What the Kubernetes client cannot do is said once, by whoever handles it; unless its own lines are asked for.
+fn filter(asked: Option<String>) -> EnvFilter {
+    let quiet = ",kube_client=off,kube_runtime=off";
+    let asked = asked.unwrap_or_else(|| "info".to_owned());
+    let quiet = if asked.contains("kube") { "" } else { quiet };
+    EnvFilter::try_new(format!("{asked}{quiet}"))
+        .unwrap_or_else(|_| EnvFilter::new(format!("info{quiet}")))
 }
 
 fn end(message: &str, status: u8) -> ExitCode {

@@ -219,7 +219,7 @@ async fn what_was_seen_stays_while_the_server_is_away_and_what_was_missed_is_cau
 
     server.go_away();
     until("the cut is counted", || {
-        ear.errors("worker pods") > 0 && ear.errors("RoutePolicy") > 0
+        ear.errors("WorkerPod") > 0 && ear.errors("RoutePolicy") > 0
     })
     .await;
     assert_eq!(ear.workers(), ["d-1", "d-2"]);

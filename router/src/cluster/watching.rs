@@ -13,10 +13,12 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::metrics::{KindLabels, Metrics};
 
+/// HTTP's Gone.
+const EXPIRED: u16 = 410;
 /// A fault that comes again after so long without it is said again: longer than the longest pause between two tries.
 const SAID_AGAIN_AFTER: Duration = Duration::from_secs(120);
 
@@ -74,6 +76,11 @@ impl Faults {
     }
 
     fn happened(&mut self, error: &watcher::Error) {
+        if code(error) == Some(EXPIRED) {
+            // The server no longer knows how its objects came to be as they are: they are listed anew, and nobody has to mend anything.
+            debug!(kind = self.kind, "the watch is too old: listing anew");
+            return;
+        }
         let labels = KindLabels { kind: self.kind };
         self.metrics.watch_errors.get_or_create(&labels).inc();
         let reason = text(error);

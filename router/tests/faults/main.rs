@@ -5,6 +5,7 @@
 
 mod budgets;
 mod double;
+mod listing;
 mod obedient;
 mod restart;
 mod router;

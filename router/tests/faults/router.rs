@@ -38,7 +38,7 @@ pub(crate) struct Router {
     pub(crate) workers: Arc<Workers>,
     pub(crate) learning: Arc<Learning>,
     _folder: tempfile::TempDir,
-    _lists: watch::Sender<Vec<Listed>>,
+    pub(crate) lists: watch::Sender<Vec<Listed>>,
 }
 
 impl Router {
@@ -103,7 +103,7 @@ impl Router {
             workers,
             learning,
             _folder: folder,
-            _lists: lists,
+            lists,
         }
     }
 
