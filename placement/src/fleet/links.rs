@@ -23,7 +23,7 @@ pub(crate) struct Links {
     pub(super) paths: Vec<Vec<u32>>,
     /// Values by number, from 1 on, each with its level: comparing numbers is what makes large fleets cheap.
     pub(super) values: HashMap<(usize, String), u32>,
-    pub(super) transport_names: Vec<String>,
+    transports: Vec<Transport>,
     /// Sets of transports that workers offer, in the worker's order.
     pub(super) transport_sets: Vec<Vec<u32>>,
     /// Position in the coefficient set, by (source domain, target domain, transport).
@@ -41,6 +41,14 @@ pub(crate) struct Links {
     pub(super) uniform: bool,
     /// The level called [`HOST_LEVEL`].
     pub(super) host_level: Option<usize>,
+}
+
+/// What is asked of a transport in every decision, found once.
+#[derive(Clone, Debug)]
+struct Transport {
+    name: String,
+    /// It ends at the host.
+    within_host: bool,
 }
 
 /// Level within which processes see the same memory and devices.
@@ -78,8 +86,7 @@ impl Links {
 
     /// Whether a transport gets from one domain to the other at all. Where no host is known it is taken for another one.
     fn reaches(&self, transport: u32, source: u32, target: u32) -> bool {
-        let within_host = WITHIN_HOST.contains(&self.transport_name(transport));
-        !within_host
+        !self.transports[transport as usize].within_host
             || self.host_level.is_some_and(|level| {
                 let value = |domain: u32| self.paths[domain as usize].get(level).copied();
                 value(source).is_some_and(|host| host != 0) && value(source) == value(target)
@@ -96,7 +103,7 @@ impl Links {
     pub(super) fn find_uniform(&self) -> bool {
         let open = |state: &BreakerState| *state == BreakerState::Open;
         let complete = || {
-            (0..self.transport_names.len() as u32).all(|transport| {
+            (0..self.transports.len() as u32).all(|transport| {
                 (0..=self.levels).all(|level| self.by_level.contains_key(&(level, transport)))
             })
         };
@@ -155,10 +162,10 @@ impl Links {
     pub(crate) fn preference(&self, names: &[String]) -> Vec<u32> {
         let mut order: Vec<u32> = names
             .iter()
-            .filter_map(|name| self.transport_names.iter().position(|known| known == name))
+            .filter_map(|name| self.transports.iter().position(|known| known.name == *name))
             .map(|position| position as u32)
             .collect();
-        for position in 0..self.transport_names.len() as u32 {
+        for position in 0..self.transports.len() as u32 {
             if !order.contains(&position) {
                 order.push(position);
             }
@@ -166,8 +173,21 @@ impl Links {
         order
     }
 
+    /// The number of a transport, which it gets if it has none. Linear: there are few.
+    pub(super) fn transport(&mut self, name: &str) -> u32 {
+        let known = self.transports.iter().position(|known| known.name == name);
+        let number = known.unwrap_or_else(|| {
+            self.transports.push(Transport {
+                name: name.to_owned(),
+                within_host: WITHIN_HOST.contains(&name),
+            });
+            self.transports.len() - 1
+        });
+        number as u32
+    }
+
     pub(crate) fn transport_name(&self, transport: u32) -> &str {
-        &self.transport_names[transport as usize]
+        &self.transports[transport as usize].name
     }
 
     /// The first transport of `preference` that both sides offer, whose breaker lets it pass and that has coefficients.
@@ -220,7 +240,7 @@ impl Links {
         let accepted = &self.transport_sets[target_set as usize];
         let one_host = self.host_level.is_some_and(|host| level <= host);
         let within_reach =
-            |transport: u32| one_host || !WITHIN_HOST.contains(&self.transport_name(transport));
+            |transport: u32| one_host || !self.transports[transport as usize].within_host;
         preference
             .iter()
             .copied()
@@ -270,7 +290,7 @@ impl Links {
 
     pub(super) fn worst_breaker(&self, source: u32, target: u32) -> BreakerState {
         let mut worst = BreakerState::Closed;
-        for transport in 0..self.transport_names.len() as u32 {
+        for transport in 0..self.transports.len() as u32 {
             match self.breakers.get(&(source, target, transport)) {
                 Some(BreakerState::Open) => return BreakerState::Open,
                 Some(BreakerState::HalfOpen) => worst = BreakerState::HalfOpen,
@@ -301,8 +321,7 @@ mod tests {
             let numbers = links.number(&path);
             links.paths.push(numbers);
         }
-        links.transport_names = vec!["Shm".to_owned(), "Tcp".to_owned()];
-        links.transport_sets = vec![vec![0, 1]];
+        links.transport_sets = vec![vec![links.transport("Shm"), links.transport("Tcp")]];
         for level in 0..=levels.len() {
             links.by_level.insert((level, 0), 0);
             links.by_level.insert((level, 1), 1);

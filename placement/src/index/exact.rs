@@ -31,27 +31,68 @@ impl Hasher for OwnBits {
 
 type ByOwnBits = BuildHasherDefault<OwnBits>;
 
-/// A set of slots: one bit each.
+/// A set of slots: one bit each. The first 64, which is all that most fleets have, take no allocation: there is a set for every
+/// block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Slots(Vec<u64>);
+struct Slots {
+    first: u64,
+    /// 64 each, from the 65th on.
+    more: Vec<u64>,
+}
 
 impl Slots {
     fn insert(&mut self, slot: u32) {
-        let word = slot as usize / 64;
-        if self.0.len() <= word {
-            self.0.resize(word + 1, 0);
+        let bit = 1 << (slot % 64);
+        let Some(word) = (slot as usize / 64).checked_sub(1) else {
+            self.first |= bit;
+            return;
+        };
+        if self.more.len() <= word {
+            self.more.resize(word + 1, 0);
         }
-        self.0[word] |= 1 << (slot % 64);
+        self.more[word] |= bit;
     }
 
     fn remove(&mut self, slot: u32) {
-        if let Some(word) = self.0.get_mut(slot as usize / 64) {
-            *word &= !(1 << (slot % 64));
+        let bit = 1 << (slot % 64);
+        match (slot as usize / 64).checked_sub(1) {
+            None => self.first &= !bit,
+            Some(word) => {
+                if let Some(word) = self.more.get_mut(word) {
+                    *word &= !bit;
+                }
+            }
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.0.iter().all(|&word| word == 0)
+        self.first == 0 && self.more.iter().all(|&word| word == 0)
+    }
+
+    /// Drops the slots that `other` lacks, and tells each.
+    fn keep(&mut self, other: &Self, mut dropped: impl FnMut(u32)) {
+        each(self.first & !other.first, 0, &mut dropped);
+        self.first &= other.first;
+        for (index, word) in self.more.iter_mut().enumerate() {
+            let kept = *word & other.more.get(index).copied().unwrap_or(0);
+            each(*word & !kept, index + 1, &mut dropped);
+            *word = kept;
+        }
+    }
+
+    fn each(&self, mut tell: impl FnMut(u32)) {
+        each(self.first, 0, &mut tell);
+        for (index, &word) in self.more.iter().enumerate() {
+            each(word, index + 1, &mut tell);
+        }
+    }
+}
+
+/// The slots of one word's bits.
+fn each(mut bits: u64, word: usize, tell: &mut impl FnMut(u32)) {
+    while bits != 0 {
+        tell(word as u32 * 64 + bits.trailing_zeros());
+        bits &= bits - 1;
     }
 }
 
@@ -117,33 +158,22 @@ impl PrefixIndex for ExactIndex {
 
     fn matches(&self, chain: &[BlockHash]) -> PrefixHits {
         let mut hits = PrefixHits::default();
-        let mut current: Option<Slots> = None;
-        for (depth, hash) in chain.iter().enumerate() {
+        // Who holds every block so far; who drops out has its depth.
+        let mut holding: Option<Slots> = None;
+        let mut depth = 0;
+        for hash in chain {
             let Some(holders) = self.holders.get(hash) else {
                 break;
             };
-            let kept = match &current {
-                None => holders.clone(),
-                Some(before) => Slots(
-                    before
-                        .0
-                        .iter()
-                        .zip(&holders.0)
-                        .map(|(left, right)| left & right)
-                        .collect(),
-                ),
-            };
-            if kept.is_empty() {
+            let holding = holding.get_or_insert_with(|| holders.clone());
+            holding.keep(holders, |slot| hits.set(slot, depth));
+            if holding.is_empty() {
                 break;
             }
-            for (word, &bits) in kept.0.iter().enumerate() {
-                let mut left = bits;
-                while left != 0 {
-                    hits.set(word as u32 * 64 + left.trailing_zeros(), depth as u32 + 1);
-                    left &= left - 1;
-                }
-            }
-            current = Some(kept);
+            depth += 1;
+        }
+        if let Some(holding) = holding {
+            holding.each(|slot| hits.set(slot, depth));
         }
         hits
     }
