@@ -201,7 +201,7 @@ async fn policies_are_listed_with_their_generation_and_what_is_refused_with_its_
     let policy = &body["policies"][0];
     assert_eq!(
         (&policy["name"], &policy["generation"]),
-        (&json!("p"), &json!(0))
+        (&json!("p"), &json!(1))
     );
     assert!(
         policy["digest"].is_string() && policy["since"].is_string(),

@@ -174,8 +174,8 @@ async fn an_empty_cluster_is_ready_and_what_comes_into_it_is_seen() {
     server.put("pods", &pod("d-1"));
     until("the worker is listed", || ear.workers() == ["d-1"]).await;
     assert_eq!(
-        ear.listed.borrow()[0].domains,
-        [("host".to_owned(), Some("node-a".to_owned()))]
+        ear.listed.borrow()[0].domains[0],
+        ("host".to_owned(), Some("node-a".to_owned()))
     );
 
     let misspelt = json!({"model": "m", "decodePools": [{"name": "decode"}], "mod": "Aggregated"});
