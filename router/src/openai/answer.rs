@@ -1,5 +1,7 @@
 //! Answers of both endpoints, whole and as server-sent events.
 
+use std::sync::OnceLock;
+
 use baton_protocol::wire::FinishReason;
 use serde::Serialize;
 
@@ -27,6 +29,8 @@ pub struct Answer {
     model: String,
     /// The client asked for a chunk with the usage at the end of its stream; the others then say `"usage": null`.
     include_usage: bool,
+    /// What stands around the text of an event that has nothing else, made with the first of them.
+    around: OnceLock<(Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Serialize)]
@@ -130,6 +134,7 @@ impl Answer {
             created,
             model,
             include_usage,
+            around: OnceLock::new(),
         }
     }
 
@@ -198,6 +203,29 @@ impl Answer {
         text: &str,
         logprobs: Option<&Logprobs>,
     ) -> serde_json::Result<()> {
+        if logprobs.is_some() {
+            return self.text(out, text, logprobs);
+        }
+        // A token a time, and all of it is the same but for the text.
+        let (before, after) = match self.around.get() {
+            Some(around) => around,
+            None => {
+                let around = self.around_text()?;
+                self.around.get_or_init(|| around)
+            }
+        };
+        out.extend_from_slice(before);
+        serde_json::to_writer(&mut *out, text)?;
+        out.extend_from_slice(after);
+        Ok(())
+    }
+
+    fn text(
+        &self,
+        out: &mut Vec<u8>,
+        text: &str,
+        logprobs: Option<&Logprobs>,
+    ) -> serde_json::Result<()> {
         match self.kind {
             Kind::Chat => self.chat_event(
                 out,
@@ -210,6 +238,22 @@ impl Answer {
             ),
             Kind::Completion => self.text_event(out, text, logprobs, None),
         }
+    }
+
+    /// An event of no text, cut where the text is. No string of it can look like the place: its quotes would be escaped.
+    fn around_text(&self) -> serde_json::Result<(Vec<u8>, Vec<u8>)> {
+        let mut event = Vec::new();
+        self.text(&mut event, "", None)?;
+        let place: &[u8] = match self.kind {
+            Kind::Chat => b"\"content\":\"\"",
+            Kind::Completion => b"\"text\":\"\"",
+        };
+        let found = event.windows(place.len()).position(|part| part == place);
+        // It is always there; were it not, the text would follow the event, and no test would pass.
+        let end = found.map_or(event.len(), |start| start + place.len());
+        let after = event.split_off(end);
+        event.truncate(end.saturating_sub(2));
+        Ok((event, after))
     }
 
     /// The events that end a stream: the reason, the usage if asked for, `[DONE]`.
@@ -315,132 +359,4 @@ fn event(out: &mut Vec<u8>, value: &impl Serialize) -> serde_json::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::super::logprobs::ChatLogprobs;
-    use super::*;
-
-    const USAGE: Usage = Usage {
-        prompt_tokens: 7,
-        cached_tokens: 4,
-        output_tokens: 3,
-    };
-
-    fn answer(kind: Kind, include_usage: bool) -> Answer {
-        Answer::new(kind, "r1", 5, "m".into(), include_usage)
-    }
-
-    fn events(bytes: &[u8]) -> Vec<Value> {
-        let text = std::str::from_utf8(bytes).unwrap();
-        let mut events: Vec<&str> = text.split_terminator("\n\n").collect();
-        assert_eq!(events.pop(), Some("data: [DONE]"));
-        events
-            .iter()
-            .map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap())
-            .collect()
-    }
-
-    #[test]
-    fn a_chat_stream_says_the_role_first_and_the_usage_last() {
-        let answer = answer(Kind::Chat, true);
-        let mut out = Vec::new();
-        answer.open(&mut out).unwrap();
-        answer.more(&mut out, "hi", None).unwrap();
-        answer.close(&mut out, "stop", USAGE).unwrap();
-        let chunk = |choices: Value, usage: Value| {
-            json!({"id": "chatcmpl-r1", "object": "chat.completion.chunk", "created": 5, "model": "m",
-                "system_fingerprint": FINGERPRINT, "choices": choices, "usage": usage})
-        };
-        let choice = |delta: Value, finish: Value| json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
-        assert_eq!(
-            events(&out),
-            [
-                chunk(
-                    choice(json!({"role": "assistant", "content": ""}), Value::Null),
-                    Value::Null
-                ),
-                chunk(choice(json!({"content": "hi"}), Value::Null), Value::Null),
-                chunk(choice(json!({}), json!("stop")), Value::Null),
-                chunk(
-                    json!([]),
-                    json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}})
-                ),
-            ]
-        );
-    }
-
-    #[test]
-    fn without_include_usage_no_chunk_has_the_member() {
-        for kind in [Kind::Chat, Kind::Completion] {
-            let answer = answer(kind, false);
-            let mut out = Vec::new();
-            answer.open(&mut out).unwrap();
-            answer.more(&mut out, "hi", None).unwrap();
-            answer.close(&mut out, "length", USAGE).unwrap();
-            let events = events(&out);
-            assert!(events.iter().all(|event| event.get("usage").is_none()));
-            assert_eq!(
-                events.last().unwrap()["choices"][0]["finish_reason"],
-                "length"
-            );
-        }
-    }
-
-    #[test]
-    fn a_completion_stream_holds_text() {
-        let answer = answer(Kind::Completion, false);
-        let mut out = Vec::new();
-        answer.open(&mut out).unwrap();
-        answer.more(&mut out, "hi", None).unwrap();
-        answer.close(&mut out, "stop", USAGE).unwrap();
-        let events = events(&out);
-        assert_eq!(events.len(), 2);
-        assert_eq!(events[0]["object"], "text_completion");
-        assert_eq!(
-            events[0]["choices"],
-            json!([{"index": 0, "text": "hi", "logprobs": null, "finish_reason": null}])
-        );
-        assert_eq!(events[1]["choices"][0]["text"], "");
-    }
-
-    #[test]
-    fn whole_answers_hold_everything() {
-        let logprobs = Logprobs::Chat(ChatLogprobs::default());
-        let whole = answer(Kind::Chat, false)
-            .whole("hi", Some(&logprobs), "stop", USAGE)
-            .unwrap();
-        let whole: Value = serde_json::from_slice(&whole).unwrap();
-        assert_eq!(
-            whole["choices"],
-            json!([{"index": 0, "message": {"role": "assistant", "content": "hi", "refusal": null},
-                "logprobs": {"content": [], "refusal": null}, "finish_reason": "stop"}])
-        );
-        assert_eq!(whole["object"], "chat.completion");
-        assert_eq!(whole["usage"]["total_tokens"], 10);
-        let whole = answer(Kind::Completion, false)
-            .whole("hi", None, "length", USAGE)
-            .unwrap();
-        let whole: Value = serde_json::from_slice(&whole).unwrap();
-        assert_eq!(whole["id"], "cmpl-r1");
-        assert_eq!(
-            whole["choices"],
-            json!([{"index": 0, "text": "hi", "logprobs": null, "finish_reason": "length"}])
-        );
-    }
-
-    #[test]
-    fn a_failed_stream_ends_with_an_error_event_and_no_done() {
-        let mut out = Vec::new();
-        error_event(&mut out, &ApiError::internal("broken")).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        let data = text
-            .strip_prefix("event: error\ndata: ")
-            .unwrap()
-            .strip_suffix("\n\n")
-            .unwrap();
-        let data: Value = serde_json::from_str(data).unwrap();
-        assert_eq!(data["error"]["type"], "server_error");
-        assert!(!text.contains("[DONE]"));
-    }
-}
+mod tests;
