@@ -232,7 +232,7 @@ rules:
 - {apiGroups: [serving.baton.dev], resources: [prefillpools, decodepools, routepolicies], verbs: [list, watch]}
 - {apiGroups: [serving.baton.dev], resources: [prefillpools/status, decodepools/status, routepolicies/status], verbs: [patch]}
 - {apiGroups: [serving.baton.dev], resources: [prefillpools/finalizers, decodepools/finalizers], verbs: [update]}
-- {apiGroups: [""], resources: [pods], verbs: [list, watch, create, patch, delete]}
+- {apiGroups: [""], resources: [pods], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [""], resources: [pods/status], verbs: [patch]}
 - {apiGroups: [""], resources: [nodes], verbs: [list, watch]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}

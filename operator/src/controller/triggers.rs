@@ -241,3 +241,6 @@ impl<K: kube::Resource> Declared for K {
         self.meta().deletion_timestamp.is_some()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::fault::{Class, Fault};
 use super::queue::{Outcome, Queue};
@@ -111,6 +111,16 @@ impl<K: Ord + Clone + Debug + Display + Send + 'static> Work<K> {
         self.earlier.notify_one();
     }
 
+    /// Everything that waits, in the order of the keys.
+    #[cfg(test)]
+    pub(super) fn take_all(&self) -> Vec<K> {
+        let mut queue = self.queue.lock();
+        let mut keys: Vec<K> = std::iter::from_fn(|| queue.take(Duration::MAX)).collect();
+        *queue = Queue::default();
+        keys.sort();
+        keys
+    }
+
     /// Looks at what is due until `stop`; then what is under way ends, at most for `grace`.
     pub async fn run(
         &self,
@@ -194,24 +204,6 @@ impl<K: Ord + Clone + Debug + Display + Send + 'static> Work<K> {
         let labels = QueueLabels { name: self.name };
         let depth = i64::try_from(depth).unwrap_or(i64::MAX);
         metrics.queue_depth.get_or_create(&labels).set(depth);
-    }
-
-    /// Everything that is known is looked at soon: after a list, what vanished meanwhile is in no event.
-    pub fn touch_all(&self, keys: impl IntoIterator<Item = K>) {
-        let now = self.start.elapsed();
-        let mut queue = self.queue.lock();
-        let mut count = 0_usize;
-        for key in keys {
-            queue.add(key, now);
-            count += 1;
-        }
-        drop(queue);
-        self.earlier.notify_one();
-        info!(
-            controller = self.name,
-            objects = count,
-            "all objects are looked at"
-        );
     }
 }
 

@@ -148,7 +148,7 @@ impl Election {
         self.held_until.is_some_and(|until| now < until)
     }
 
-    /// It led and does not any more; it must not begin anew.
+    /// It led and does not any more. A renewal that succeeds late undoes this: it is refused if anybody has written in between.
     #[must_use]
     pub fn lost(&self, now: Duration) -> bool {
         self.held_until.is_some_and(|until| now >= until)

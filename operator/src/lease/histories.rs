@@ -42,6 +42,8 @@ struct Candidate {
     pace: u32,
     /// A write that is under way: the record, when it was sent, and the version that it replaces.
     pending: Option<(Record, Duration, u64)>,
+    /// The version that its own last write has made.
+    known: Option<u64>,
     dead: bool,
 }
 
@@ -52,6 +54,7 @@ impl Candidate {
             offset: Duration::from_secs(offset),
             pace,
             pending: None,
+            known: None,
             dead: false,
         }
     }
@@ -62,6 +65,11 @@ impl Candidate {
 
     fn leads(&self, real: u64) -> bool {
         !self.dead && self.election.holds(self.clock(real))
+    }
+
+    /// It has nothing to do with the monotonic clock, nor with the other's.
+    fn wall(&self, real: u64) -> i64 {
+        i64::try_from(real).unwrap() - i64::try_from(self.offset.as_secs()).unwrap()
     }
 
     fn go_on(&mut self, turn: &Turn, server: &mut Server, real: u64) {
@@ -75,7 +83,14 @@ impl Candidate {
             server.version += 1;
             if turn.fate == Fate::Good && !self.dead {
                 self.election.written(record, sent);
+                self.known = Some(server.version);
             }
+            return;
+        }
+        if let Some(version) = self.known.take().filter(|_| self.leads(real)) {
+            let now = self.clock(real);
+            let record = self.election.record(Decision::Renew, self.wall(real));
+            self.pending = Some((record, now, version));
             return;
         }
         if self.dead || turn.fate != Fate::Good {
@@ -85,9 +100,7 @@ impl Candidate {
         let now = self.clock(real + turn.flight);
         let decision = self.election.read(server.record.as_ref(), asked, now);
         if decision != Decision::Wait {
-            // Its wall clock has nothing to do with its monotonic one, nor with the other's.
-            let wall = i64::try_from(real).unwrap() - i64::try_from(self.offset.as_secs()).unwrap();
-            let record = self.election.record(decision, wall);
+            let record = self.election.record(decision, self.wall(real));
             self.pending = Some((record, now, server.version));
         }
     }

@@ -108,16 +108,14 @@ impl Holder {
     /// One look and, where due, one write. Returns how long to pause.
     async fn step(&mut self) -> Duration {
         let timing = self.election.timing();
-        let asked = self.claim.now();
-        let read = within(self.leases.get_opt(&self.place.name)).await;
-        let decision = match read {
-            Ok(found) => {
-                let record = found.as_ref().map(record_of);
-                self.known = found;
-                let now = self.claim.now();
-                self.election.read(record.as_ref(), asked, now)
+        let decision = if self.known.is_some() && self.election.holds(self.claim.now()) {
+            // As it was written last; should somebody have written since, the write is refused.
+            Decision::Renew
+        } else {
+            match self.read().await {
+                Ok(decision) => decision,
+                Err(fault) => return self.failed("read", &fault),
             }
-            Err(fault) => return self.failed("read", &fault),
         };
         if decision == Decision::Wait {
             self.recovered();
@@ -130,7 +128,7 @@ impl Holder {
         match self.write(&record).await {
             Ok(()) => {
                 self.recovered();
-                let first = !self.election.holds(sent);
+                let first = self.election.held_until().is_none();
                 self.election.written(record, sent);
                 if let Some(until) = self.election.held_until() {
                     self.claim.extend(until);
@@ -143,6 +141,15 @@ impl Holder {
             Err(fault) if fault.is_race() => timing.retry,
             Err(fault) => self.failed("write", &fault),
         }
+    }
+
+    async fn read(&mut self) -> Result<Decision, Fault> {
+        let asked = self.claim.now();
+        let found = within(self.leases.get_opt(&self.place.name)).await?;
+        let record = found.as_ref().map(record_of);
+        self.known = found;
+        let now = self.claim.now();
+        Ok(self.election.read(record.as_ref(), asked, now))
     }
 
     async fn write(&mut self, record: &Record) -> Result<(), Fault> {
