@@ -233,7 +233,18 @@ fn rights_are_no_more_than_needed(kubectl: &Kubectl) -> Result<()> {
     ensure!(kinds.len() >= 4, "{kinds:?}");
     let may = |account: &str, verb: &str, what: &str| -> bool {
         let who = format!("--as=system:serviceaccount:baton:{account}");
-        let ask = ["auth", "can-i", verb, what, &who, "--namespace=baton"];
+        let (what, part) = what.split_once('/').unwrap_or((what, ""));
+        // `kubectl auth can-i patch pods/status` would ask for a pod of that name.
+        let part = format!("--subresource={part}");
+        let ask = [
+            "auth",
+            "can-i",
+            verb,
+            what,
+            &part,
+            &who,
+            "--namespace=baton",
+        ];
         kubectl.run(&ask).is_ok()
     };
     for (account, verb, what, expected) in [
@@ -243,6 +254,7 @@ fn rights_are_no_more_than_needed(kubectl: &Kubectl) -> Result<()> {
         ("baton-operator", "get", "secrets", false),
         ("baton-operator", "get", "nodes", true),
         ("baton-operator", "patch", "nodes", false),
+        ("baton-operator", "create", "pods/exec", false),
         ("baton-operator", "delete", "namespaces", false),
         ("baton-router", "watch", "pods", true),
         ("baton-router", "watch", "routepolicies", true),
