@@ -23,9 +23,11 @@ use crate::resources::{Pool, PoolRole, RoutePolicy};
 /// file.
 pub fn to_policy<'a>(
     policy: &RoutePolicy,
-    pools: impl IntoIterator<Item = &'a Pool> + Clone,
+    pools: impl IntoIterator<Item = &'a Pool>,
 ) -> Result<Policy, Problem> {
     let spec = &policy.spec;
+    let pools: Vec<&Pool> = pools.into_iter().collect();
+    let pools = pools.iter().copied();
     let transports = references::named(policy, PoolRole::Decode, &pools)
         .first()
         .map(|pool| {
