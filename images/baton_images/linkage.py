@@ -36,7 +36,7 @@ def libraries(binary: pathlib.Path) -> dict[str, pathlib.Path]:
     for line in said.stdout.splitlines():
         if "not found" in line:
             raise ImageError(f"{binary.name} is linked to {line.split()[0]}, which is not on this machine")
-        # `libc.so.6 => /lib/…/libc.so.6 (0x…)`, or the loader alone: `/lib64/ld-linux-x86-64.so.2 (0x…)`. The kernel's vdso has no path.
+        # `libc.so.6 => /lib/…/libc.so.6 (0x…)`, or the loader alone: `/lib64/ld-linux-x86-64.so.2 (0x…)`. The vdso has no path.
         if path := re.search(r"(/\S+) \(0x", line):
             found[path.group(1)] = pathlib.Path(path.group(1)).resolve()
     return found

@@ -13,7 +13,14 @@ from .kubectl import Kubectl
 from .layout import Layout, REPOSITORY
 
 # Kubelets set these, for the whole machine: it gets them back.
-SETTINGS = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"]
+SETTINGS = [
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+]
 CONTROL_PLANE_ONLY = ("etcd", "kube-apiserver", "kubectl")
 
 

@@ -31,7 +31,8 @@ def start(layout: Layout, programs_missing: tuple[str, ...]) -> None:
     if alone:
         layout.cluster().server = local
     else:
-        layout.cluster().server = "https://" + relay.start(layout, "relay-api-server", layout.namespace("control-plane"), f"127.0.0.1:{port}")
+        relayed = relay.start(layout, "relay-api-server", layout.namespace("control-plane"), f"127.0.0.1:{port}")
+        layout.cluster().server = f"https://{relayed}"
     layout.save()
     layout.certificates.kubeconfig(layout.kubeconfig, "admin", layout.cluster().server)
     wait.until("the API server is ready", 120, lambda: _ready(layout), lambda: layout.processes.must_run("kube-apiserver"))

@@ -1,5 +1,6 @@
 """Baton on a cluster: its charts, a manifest, and a first answer through the router's Service."""
 
+import base64
 import json
 import os
 import pathlib
@@ -33,6 +34,7 @@ def deploy(layout: Layout, manifest: pathlib.Path, tell: Callable[[str], None]) 
     for kind in ("prefillpool", "decodepool", "routepolicy"):
         kubectl.run("wait", "--for=condition=Ready", kind, *within)
     url, admin = reach(layout)
+    _keep_token(layout, kubectl)
     model = kubectl.json("get", "routepolicy", f"--namespace={NAMESPACE}")["items"][0]["spec"]["model"]
     answers: list[str] = []
     wait.until("the router's Service answers a chat request", 120, lambda: _ask(url, model, answers))
@@ -63,6 +65,16 @@ def reach(layout: Layout) -> tuple[str, str]:
         raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER}")
     name = found[0]["metadata"]["name"]
     return tuple(cluster.expose(layout, f"BATON_{what}", NAMESPACE, name, port) for what, port in (("URL", "http"), ("ADMIN", "admin")))
+
+
+def _keep_token(layout: Layout, kubectl: Kubectl) -> None:
+    """Of the routers' admin port, as a file that `baton` reads; it goes with the cluster."""
+    secret = kubectl.json("get", "secret", "baton-admin-token", f"--namespace={NAMESPACE}")
+    file = layout.folder / "admin-token"
+    file.touch(mode=0o600)
+    file.write_bytes(base64.b64decode(secret["data"]["token"]))
+    layout.cluster().exposed["BATON_ADMIN_TOKEN_FILE"] = str(file)
+    layout.save()
 
 
 def _ask(url: str, model: str, answers: list[str]) -> str | None:

@@ -25,7 +25,7 @@ class Known:
     gpus: int
     # The API server on loopback.
     server: str = ""
-    # Variables of `env` beside KUBECONFIG and PATH: addresses of relays.
+    # Variables of `env` beside KUBECONFIG and PATH: addresses of relays, and what is needed there.
     exposed: dict[str, str] = field(default_factory=dict)
     # Settings of the kernel as they were: kubelets change them for the whole machine.
     settings: dict[str, str] = field(default_factory=dict)

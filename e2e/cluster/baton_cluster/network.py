@@ -67,8 +67,9 @@ def join(layout: Layout, node: int) -> None:
 
 def knows_service(layout: Layout, service: str) -> str | None:
     """What is in the way of reaching a Service's address from the control plane's namespace, or nothing."""
-    table = ["nft", "list", "table", "ip", "kube-proxy"]
-    done = subprocess.run(["nsenter", f"--net=/run/netns/{layout.namespace('control-plane')}", *table], capture_output=True, text=True, check=False)
+    inside = ["nsenter", f"--net=/run/netns/{layout.namespace('control-plane')}"]
+    table = [*inside, "nft", "list", "table", "ip", "kube-proxy"]
+    done = subprocess.run(table, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return done.stderr.strip()
     return None if f"{service} . " in done.stdout else f"no rule for {service}"

@@ -17,6 +17,8 @@ CONTAINERD = "/run/containerd/containerd.sock"
 # What a node must not share with the machine or with another node. /var/log: each kubelet clears away logs of pods it does not know.
 OWN = ["/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/log", "/etc/cni/net.d"]
 PAUSE = "localhost/pause:1"
+# Options of a cgroup mount that are not controllers.
+OF_MOUNTS = ("rw", "nosuid", "nodev", "noexec", "relatime", "xattr", "clone_children")
 
 
 def name(number: int) -> str:
@@ -77,7 +79,7 @@ def start(layout: Layout, number: int) -> None:
 
 
 def ready(layout: Layout, numbers: list[int], kubectl: Kubectl, within: float) -> None:
-    """Waits until the nodes are Ready, then gives them their GPUs and their place: kubelet forgets extended resources when it starts anew."""
+    """Waits until the nodes are Ready, then gives them their GPUs and their place: a node that starts anew may have lost them."""
 
     def in_the_way() -> str | None:
         nodes = {node["metadata"]["name"]: node for node in kubectl.json("get", "nodes")["items"]}
@@ -216,8 +218,7 @@ def _controllers() -> dict[str, str]:
             kinds[where.name] = "cgroup2"
         elif where.parent == control_groups.ROOT and kind == "cgroup":
             # Beside the controllers there are only options of the mount itself; a hierarchy without any has a name.
-            named = [option for option in options.split(",") if option not in ("rw", "nosuid", "nodev", "noexec", "relatime", "xattr", "clone_children")]
-            named = [option for option in named if not option.startswith("release_agent")]
+            named = [option for option in options.split(",") if option not in OF_MOUNTS and not option.startswith("release_agent")]
             kinds[where.name] = ",".join(named if not named[0].startswith("name=") else ["none", *named])
     return kinds
 
