@@ -48,6 +48,8 @@ use steps::{Steps, Why};
 
 /// Between two looks at a worker that has not registered.
 const REGISTRATION_LOOK: Duration = Duration::from_secs(2);
+/// Between two looks at a pod that is not ready for another reason, which a watch tells of when it changes.
+const READINESS_LOOK: Duration = Duration::from_secs(30);
 
 /// What to do now for a pool.
 ///
@@ -77,9 +79,7 @@ pub fn plan(observed: &Observed, random: &mut dyn FnMut() -> u64) -> Plan {
     };
     for member in &members {
         actions.extend(member_actions(member, &steps, observed, current));
-        if awaits_registration(member) {
-            look_again = Some(REGISTRATION_LOOK);
-        }
+        look_again = earlier(look_again, awaited(member));
     }
     actions.extend(steps.delete.iter().map(|deletion| Action::DeletePod {
         pod: deletion.member.name.to_owned(),
@@ -169,12 +169,19 @@ fn reason(why: &Why) -> &'static str {
     }
 }
 
-/// Its worker may answer at any time.
-fn awaits_registration(member: &Member<'_>) -> bool {
+/// When a pod that is not ready is to be looked at again: its worker may answer at any time, and what takes long becomes a trouble.
+fn awaited(member: &Member<'_>) -> Option<Duration> {
+    if !member.is_serving() || member.ready {
+        return None;
+    }
     let registered = member
         .registered()
         .is_some_and(|gate| gate.status == "True");
-    member.is_serving() && member.process_runs() && !registered
+    Some(if member.process_runs() && !registered {
+        REGISTRATION_LOOK
+    } else {
+        READINESS_LOOK
+    })
 }
 
 /// `POOL-REVISION-RANDOM`. A name is never used twice: the pod of a node that is out of power may stay for ever as one that ends.

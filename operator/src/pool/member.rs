@@ -149,8 +149,12 @@ fn stage(pod: &Pod, observed: &Observed) -> Stage {
     }
 }
 
-/// Its node is gone for longer than caches differ.
+/// Its node is gone for longer than caches differ. That no node at all is there is more likely a fault of the cache; the cluster's own
+/// collector ends pods of nodes that are gone in any case.
 fn is_lost(pod: &Pod, observed: &Observed) -> bool {
+    if observed.nodes.is_empty() {
+        return false;
+    }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let Some(node) = node.filter(|node| !observed.nodes.contains_key(*node)) else {
         return false;

@@ -14,87 +14,56 @@
 //! | `Compatible` | the pool can be paired with the pools that its policies pair it with; Unknown without such policies |
 
 use baton_crds::labels;
-use baton_crds::status::{Condition, LONGEST_MESSAGE};
-use jiff::{Timestamp, Unit};
+use baton_crds::status::Condition;
 
 use super::{Facts, Summary, identities};
+use crate::condition::{Verdict, condition};
 use crate::pool::member::created;
 use crate::pool::observed::{Compatibility, Observed};
-
-/// Status, reason, message.
-type Verdict = (&'static str, &'static str, String);
 
 pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) -> Vec<Condition> {
     let stalled = stalled(facts, summary, observed);
     let work = outstanding(facts, summary, observed);
-    let is_stalled = stalled.is_some();
     let ready = ready(facts, summary, stalled.as_ref(), work.as_ref());
-    let under_way = match (&work, is_stalled) {
-        (Some((reason, message)), false) => ("True", *reason, message.clone()),
-        (_, true) => (
-            "False",
-            "Stalled",
-            "waits for a human, see condition Stalled".to_owned(),
-        ),
-        (None, false) => ("False", "AsDeclared", String::new()),
-    };
     let paused = observed.pool.spec.rollout.paused;
-    let moves = match &work {
-        Some((reason, message)) if !is_stalled => ("True", *reason, message.clone()),
-        Some(_) => ("False", "Stalled", String::new()),
-        None if paused => ("False", "Paused", "spec.rollout.paused is true".to_owned()),
-        None => ("False", "AsDeclared", String::new()),
+    let (under_way, moves) = match (&stalled, work) {
+        (Some(_), _) => (
+            Verdict::fails("Stalled", "waits for a human, see condition Stalled"),
+            Verdict::fails("Stalled", ""),
+        ),
+        (None, Some((reason, message))) => {
+            let verdict = Verdict::holds(reason, message);
+            (verdict.clone(), verdict)
+        }
+        (None, None) if paused => (
+            Verdict::fails("AsDeclared", ""),
+            Verdict::fails("Paused", "spec.rollout.paused is true"),
+        ),
+        (None, None) => (
+            Verdict::fails("AsDeclared", ""),
+            Verdict::fails("AsDeclared", ""),
+        ),
     };
     let stalled = stalled.map_or_else(
-        || ("False", "Healthy", String::new()),
-        |(reason, message)| ("True", reason, message),
+        || Verdict::fails("Healthy", ""),
+        |(reason, message)| Verdict::holds(reason, message),
     );
-    let verdicts = [
+    let known = observed.pool.status.as_ref();
+    let known = known.map_or([].as_slice(), |status| status.conditions.as_slice());
+    [
         (labels::READY, ready),
         (labels::RECONCILING, under_way),
         (labels::STALLED, stalled),
         (labels::AVAILABLE, available(summary, observed)),
         (labels::PROGRESSING, moves),
         (labels::COMPATIBLE, compatible(observed)),
-    ];
-    let conditions = verdicts.into_iter();
-    conditions
-        .map(|(name, verdict)| condition(name, verdict, observed))
-        .collect()
-}
-
-/// As the known one, if it says the same; its time is that of the last change of its status.
-fn condition(name: &str, (status, reason, message): Verdict, observed: &Observed) -> Condition {
-    let known = observed
-        .pool
-        .status
-        .iter()
-        .flat_map(|status| &status.conditions);
-    let known = known
-        .filter(|known| known.condition_type == name && known.status == status)
-        .map(|known| known.last_transition_time.clone())
-        .next();
-    Condition {
-        condition_type: name.to_owned(),
-        status: status.to_owned(),
-        observed_generation: Some(observed.pool.generation),
-        last_transition_time: known.unwrap_or_else(|| whole_seconds(observed.now)),
-        reason: reason.to_owned(),
-        message: bounded(message),
-    }
-}
-
-fn whole_seconds(time: Timestamp) -> String {
-    time.round(Unit::Second).unwrap_or(time).to_string()
-}
-
-fn bounded(message: String) -> String {
-    if message.chars().count() <= LONGEST_MESSAGE {
-        return message;
-    }
-    let mut cut: String = message.chars().take(LONGEST_MESSAGE - 1).collect();
-    cut.push('…');
-    cut
+    ]
+    .into_iter()
+    .map(|(name, verdict)| {
+        let generation = observed.pool.generation;
+        condition(name, verdict, known, generation, observed.now)
+    })
+    .collect()
 }
 
 /// What does not go away by waiting.
@@ -207,7 +176,7 @@ fn ready(
                 format!("{ready} of {wanted} replicas are ready"),
             )
         };
-        return ("True", reason, format!("{message}{note}"));
+        return Verdict::holds(reason, format!("{message}{note}"));
     }
     let counted = format!("{ready} of {wanted} replicas are ready");
     let (reason, why) = match (stalled, &summary.trouble, work) {
@@ -226,7 +195,7 @@ fn ready(
     } else {
         format!("{counted}: {why}")
     };
-    ("False", reason, format!("{message}{note}"))
+    Verdict::fails(reason, format!("{message}{note}"))
 }
 
 /// What is worth knowing and keeps nobody from serving.
@@ -273,33 +242,22 @@ fn available(summary: &Summary, observed: &Observed) -> Verdict {
     let least = wanted.saturating_sub(missed).max(1);
     let message = format!("{ready} of {wanted} replicas are ready");
     if wanted == 0 && ready == 0 {
-        return ("False", "ScaledToZero", "no replicas are wanted".to_owned());
+        return Verdict::fails("ScaledToZero", "no replicas are wanted");
     }
     if ready >= least {
-        ("True", "EnoughReady", message)
+        Verdict::holds("EnoughReady", message)
     } else {
-        (
-            "False",
-            "TooFewReady",
-            format!("{message}, {least} are needed"),
-        )
+        Verdict::fails("TooFewReady", format!("{message}, {least} are needed"))
     }
 }
 
 fn compatible(observed: &Observed) -> Verdict {
     match &observed.policies.compatible {
-        Some(Compatibility { holds, message }) => {
-            let (status, reason) = if *holds {
-                ("True", "Pairs")
-            } else {
-                ("False", "FieldsDiffer")
-            };
-            (status, reason, message.clone())
-        }
-        None => (
-            "Unknown",
-            "NoPairs",
-            "no RoutePolicy pairs this pool with another".to_owned(),
-        ),
+        Some(Compatibility {
+            holds: true,
+            message,
+        }) => Verdict::holds("Pairs", message),
+        Some(Compatibility { message, .. }) => Verdict::fails("FieldsDiffer", message),
+        None => Verdict::unknown("NoPairs", "no RoutePolicy pairs this pool with another"),
     }
 }

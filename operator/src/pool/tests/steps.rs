@@ -419,6 +419,13 @@ fn a_node_that_the_cache_does_not_know_yet_is_not_a_lost_one() {
 }
 
 #[test]
+fn a_cache_without_any_node_loses_no_pod() {
+    let mut scene = scene(&json!({}), [ready("a"), ready("b").node("n2")]);
+    scene.observed.nodes.clear();
+    assert_eq!(scene.moves(), [""; 0]);
+}
+
+#[test]
 fn pods_of_others_are_neither_counted_nor_touched() {
     let mut scene = scene(
         &json!({"replicas": 1}),
@@ -448,6 +455,17 @@ fn a_pool_that_is_deleted_is_left_to_the_garbage_collector() {
 fn a_drains_time_is_looked_at_soon_and_a_pool_at_rest_is_not() {
     let resting = scene(&json!({"replicas": 1}), [ready("a")]);
     assert_eq!(resting.plan().look_again, None);
+    let look = |build: Build| scene(&json!({"replicas": 1}), [build]).plan().look_again;
+    assert_eq!(
+        look(pod("a")).unwrap().as_secs(),
+        30,
+        "a trouble may come of it"
+    );
+    assert_eq!(
+        look(pod("a").running().unreachable()).unwrap().as_secs(),
+        2,
+        "it may answer"
+    );
     let draining = [ready("a"), ready("b").running_sequences(1).draining(5)];
     let mut draining = scene(&json!({"replicas": 1}), draining);
     assert_eq!(draining.plan().look_again.unwrap().as_secs(), 2);

@@ -20,6 +20,7 @@ use crate::pool::{Observed, Pending};
 
 /// The image whose workers never come up.
 pub(super) const BROKEN_IMAGE: &str = "worker:broken";
+const LONGEST_LAG: i64 = 200;
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
 /// A worker's process, as it is.
@@ -47,6 +48,8 @@ pub(super) struct Cluster {
     dark: BTreeSet<String>,
     deleted_by_us: BTreeSet<String>,
     numbers: u64,
+    /// Seconds since the watch showed everything.
+    lag: i64,
     /// Pods that were ever created.
     pub(super) created: usize,
 }
@@ -72,6 +75,7 @@ impl Cluster {
             dark: BTreeSet::new(),
             deleted_by_us: BTreeSet::new(),
             numbers: 0,
+            lag: 0,
             created: 0,
         }
     }
@@ -95,8 +99,13 @@ impl Cluster {
         Some(pod.clone())
     }
 
+    /// A watch lags, but not for as long as own writes are remembered.
     pub(super) fn pass(&mut self, seconds: i64) {
         self.base.now += SignedDuration::from_secs(seconds);
+        self.lag += seconds;
+        if self.lag > LONGEST_LAG {
+            self.see(None);
+        }
     }
 
     // What an author does.
@@ -114,6 +123,7 @@ impl Cluster {
     pub(super) fn see(&mut self, index: Option<usize>) {
         let Some(index) = index else {
             self.seen = self.pods.clone();
+            self.lag = 0;
             return;
         };
         let mut uids: BTreeSet<&String> = self.pods.keys().collect();
@@ -268,8 +278,12 @@ impl Cluster {
         let count = self.workers.len().max(1);
         for (place, worker) in self.workers.values_mut().enumerate() {
             if index.is_none_or(|index| index % count == place) {
-                worker.running = worker.running.saturating_sub(1);
-                worker.leases = worker.leases.saturating_sub(1);
+                // What was computed is read by somebody else afterwards.
+                if worker.running > 0 {
+                    worker.running -= 1;
+                } else {
+                    worker.leases = worker.leases.saturating_sub(1);
+                }
             }
         }
     }

@@ -14,7 +14,7 @@ impl Cluster {
     /// It is killed and started again: what it had in memory is lost, and its cache is filled anew.
     pub(in crate::pool::tests::histories) fn restart(&mut self) {
         self.pending = Pending::default();
-        self.seen = self.pods.clone();
+        self.see(None);
     }
 
     pub(in crate::pool::tests::histories) fn observe(&mut self) -> Observed {
@@ -167,7 +167,7 @@ impl Cluster {
             .filter(|pod| pod.metadata.deletion_timestamp.is_none());
         known.is_some_and(|pod| {
             holds(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !is_failed(pod)
-        }) && real.is_some_and(|pod| !holds(pod, DRAINING) && self.is_live(pod))
+        }) && real.is_some_and(|pod| !holds(pod, DRAINING))
     }
 
     /// A replica that serves may go only if enough are left.
