@@ -1,7 +1,7 @@
 //! Byte-level BPE over bytes: the same tokens as the `tokenizers` crate makes, at a fraction of its cost. Pure.
 //!
 //! `tokenizers` keeps, for every character, where it came from, and makes a string of every word and token: some 2,600 instructions
-//! a character, nearly all that the router does for a request. None of it is needed here. This is for tokenizers of the kind that
+//! a character, nearly all that the router did for a request. None of it is needed here. This is for tokenizers of the kind that
 //! GPT-2, Llama 3, Qwen 2 and SmolLM have; [`file`] says which, and every other one stays with the crate. Equality is held by
 //! property tests, and looked at once more on a sample when a model is compiled.
 //!

@@ -330,7 +330,7 @@ impl KvPool {
 
     /// Everything that can be hit, parents before children, and the sequence of the last event it contains.
     pub fn snapshot(&self) -> (u64, Vec<BlockHash>) {
-        self.with(|state, _| (state.events.last(), state.blocks.hashes()))
+        self.with(|state, _| (state.events.see(), state.blocks.hashes()))
     }
 
     /// Sequence of the newest cache event; changes when there is a newer one.
