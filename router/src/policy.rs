@@ -87,9 +87,8 @@ impl PolicySet {
 
     /// The very same policies.
     pub fn is(&self, other: &Self) -> bool {
-        let pairs = self.policies.iter().zip(&other.policies);
-        self.policies.len() == other.policies.len()
-            && pairs.into_iter().all(|(a, b)| Arc::ptr_eq(a, b))
+        let mut pairs = self.policies.iter().zip(&other.policies);
+        self.policies.len() == other.policies.len() && pairs.all(|(a, b)| Arc::ptr_eq(a, b))
     }
 
     pub fn named(&self, name: &str) -> Option<&Arc<PolicyHandle>> {

@@ -101,8 +101,8 @@ impl World {
         if !self.policies_listed() {
             return None;
         }
-        let pools = || self.prefill.iter().chain(&self.decode).flatten();
-        let read = |object: &DynamicObject| policy(object, pools());
+        let pools: Vec<&Pool> = self.prefill.iter().chain(&self.decode).flatten().collect();
+        let read = |object: &DynamicObject| policy(object, &pools);
         let objects = self.policies.as_deref().unwrap_or_default();
         let next = index::policies(&before.set, objects, now, read);
         let same = next.refused == before.refused && next.set.is(&before.set);
@@ -110,10 +110,7 @@ impl World {
     }
 }
 
-fn policy<'a>(
-    object: &DynamicObject,
-    pools: impl Iterator<Item = &'a Pool> + Clone,
-) -> Result<Policy, String> {
+fn policy(object: &DynamicObject, pools: &[&Pool]) -> Result<Policy, String> {
     let policy = RoutePolicy::from_object(&json(object)).map_err(|problems| {
         let problems: Vec<String> = problems
             .iter()
@@ -121,15 +118,15 @@ fn policy<'a>(
             .collect();
         problems.join("; ")
     })?;
-    let converted = to_policy(&policy, pools.clone())
+    let converted = to_policy(&policy, pools.iter().copied())
         .map_err(|problem| format!("{}: {}", problem.path, problem.message))?;
     // The pools' workers would answer in the name of a model that they are not.
     for (role, names) in [
         (PoolRole::Prefill, &converted.prefill_pools),
         (PoolRole::Decode, &converted.decode_pools),
     ] {
-        let named = |pool: &&Pool| pool.role == role && names.contains(&pool.metadata.name);
-        for pool in pools.clone().filter(named) {
+        let named = |pool: &&&Pool| pool.role == role && names.contains(&pool.metadata.name);
+        for pool in pools.iter().filter(named) {
             let (theirs, ours) = (&pool.spec.model.name, &converted.model);
             if theirs != ours {
                 return Err(format!(
@@ -195,7 +192,7 @@ mod tests {
         let mut world = World::new(Vec::new());
         let nothing = InForce::default();
         let by_label = route(&json!([{"selector": {"matchLabels": {"tier": "d"}}}]));
-        let policies = Shown::Policies(vec![by_label.clone()]);
+        let policies = Shown::Policies(vec![by_label]);
         assert!(world.take(policies, &nothing, NOW).is_none());
         let prefill = Shown::Pools(PoolRole::Prefill, Vec::new());
         assert!(world.take(prefill, &nothing, NOW).is_none());
@@ -248,8 +245,16 @@ mod tests {
         let mut world = World::new(Vec::new());
         let nothing = InForce::default();
         world.take(Shown::Pools(PoolRole::Prefill, Vec::new()), &nothing, NOW);
-        world.take(Shown::Pools(PoolRole::Decode, vec![decode_pool("d")]), &nothing, NOW);
-        let other = object("RoutePolicy", "q", &json!({"model": "o", "decodePools": [{"name": "d"}]}));
+        world.take(
+            Shown::Pools(PoolRole::Decode, vec![decode_pool("d")]),
+            &nothing,
+            NOW,
+        );
+        let other = object(
+            "RoutePolicy",
+            "q",
+            &json!({"model": "o", "decodePools": [{"name": "d"}]}),
+        );
         let next = in_force(world.take(Shown::Policies(vec![other]), &nothing, NOW));
         assert!(next.set.policies.is_empty());
         assert_eq!(
