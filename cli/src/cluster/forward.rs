@@ -27,7 +27,10 @@ impl Forward {
         let pod = format!("pod/{}", super::name(pod));
         let port = format!(":{port}");
         let arguments = ["port-forward", "--address=127.0.0.1", &pod, &port];
-        let mut child = kubectl.command(&arguments).spawn().map_err(not_run)?;
+        let mut child = kubectl
+            .command(&arguments)
+            .spawn()
+            .map_err(|error| not_run(&error))?;
         let (Some(out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(Failure::Other("its output cannot be read".to_owned()));
         };

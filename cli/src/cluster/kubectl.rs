@@ -72,7 +72,11 @@ impl Kubectl {
     /// # Errors
     /// It cannot be run, or says no.
     pub(super) async fn text(&self, arguments: &[&str]) -> Result<String, Failure> {
-        let output = self.command(arguments).output().await.map_err(not_run)?;
+        let output = self
+            .command(arguments)
+            .output()
+            .await
+            .map_err(|error| not_run(&error))?;
         if !output.status.success() {
             return Err(failure(&String::from_utf8_lossy(&output.stderr)));
         }
@@ -90,7 +94,7 @@ impl Kubectl {
     }
 }
 
-pub(super) fn not_run(error: std::io::Error) -> Failure {
+pub(super) fn not_run(error: &std::io::Error) -> Failure {
     match error.kind() {
         ErrorKind::NotFound => Failure::Missing,
         _ => Failure::Other(format!("cannot be run: {error}")),
