@@ -31,7 +31,8 @@ fn manifest() -> String {
 #[test]
 fn what_is_lost_is_replaced_and_a_quiet_cluster_is_not_written_to() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(2, &[])? else {
+        // Two, one on each node: whichever node is lost, somebody is there to notice.
+        let Some(baton) = Installed::on_nodes(2, &["operator.replicas=2"])? else {
             return Ok(());
         };
         baton.apply(&manifest())?;
