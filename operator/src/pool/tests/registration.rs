@@ -64,7 +64,7 @@ fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
     type Change = fn(&mut Card);
     let cases: [(&str, Change); 9] = [
         ("worker is \"b\" on the card, declared is \"a\"", |card| {
-            card.worker = "b".into()
+            card.worker = "b".into();
         }),
         (
             "pool is \"other\" on the card, declared is \"chat\"",
@@ -77,7 +77,7 @@ fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
             },
         ),
         ("revision is \"local\" on the card", |card| {
-            card.revision = "local".into()
+            card.revision = "local".into();
         }),
         (
             "model.name is \"m\" on the card, declared is \"tiny\"",

@@ -150,9 +150,18 @@ impl Cluster {
     }
 
     pub(super) fn is_live(&self, pod: &Pod) -> bool {
+        let ends = pod.metadata.deletion_timestamp.is_some() || is_failed(pod);
+        !ends && !self.has_lost_its_node(pod)
+    }
+
+    fn has_lost_its_node(&self, pod: &Pod) -> bool {
         let node = pod.spec.as_ref().unwrap().node_name.as_ref();
-        let lost = node.is_some_and(|node| !self.base.nodes.contains_key(node));
-        pod.metadata.deletion_timestamp.is_none() && !is_failed(pod) && !lost
+        node.is_some_and(|node| !self.base.nodes.contains_key(node))
+    }
+
+    fn is_stranded(&self, uid: &str) -> bool {
+        let pod = self.pods.get(uid);
+        pod.is_some_and(|pod| self.has_lost_its_node(pod))
     }
 
     /// Ready as far as the operator can know; marked and deleted as it really is, for these are its own writes.
@@ -172,7 +181,8 @@ impl Cluster {
 
     /// A replica that serves may go only if enough are left.
     fn check_floor(&self, uid: &str, observed: &Observed) {
-        if !self.is_available(uid, observed) {
+        // A pod whose node is gone serves nobody, whatever its conditions said last.
+        if !self.is_available(uid, observed) || self.is_stranded(uid) {
             return;
         }
         let spec = &observed.pool.spec;
