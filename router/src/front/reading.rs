@@ -30,7 +30,7 @@ pub struct Request {
 
 /// What came of a body.
 enum Outcome {
-    Ready(Request),
+    Ready(Box<Request>),
     /// Its model has not been compiled yet. What was parsed is dropped meanwhile: it is larger than the body.
     Uncompiled(String, Arc<TextArtifacts>),
 }
@@ -46,7 +46,7 @@ pub(super) async fn read(
         let outcome;
         (outcome, body) = work(front, kind, key, body).await?;
         match outcome {
-            Outcome::Ready(request) => return Ok(request),
+            Outcome::Ready(request) => return Ok(*request),
             Outcome::Uncompiled(name, artifacts) => {
                 let compiled = front.library.get(artifacts, front.config.threads).await;
                 compiled.map_err(|unusable| {
@@ -108,13 +108,13 @@ fn tokenise(
     let sent = &asked.parameters().cache_salt;
     let cache_salt = key.map_or_else(|| sent.clone(), |key| key.cache_salt(sent));
     let prompt = asked.prepare(&model, artifacts.max_context, now, &cache_salt)?;
-    Ok(Outcome::Ready(Request {
+    Ok(Outcome::Ready(Box::new(Request {
         cache_salt,
         parameters: asked.into_parameters(),
         prompt,
         policy,
         model,
-    }))
+    })))
 }
 
 fn not_ready(model: &str) -> ApiError {
