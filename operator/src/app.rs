@@ -33,7 +33,7 @@ use crate::controller::events::Events;
 use crate::controller::reports::Reports;
 use crate::controller::routers::Routers;
 use crate::controller::triggers::Triggers;
-use crate::controller::watches::follow;
+use crate::controller::watches::{Process, follow};
 use crate::controller::work::{Look, Work};
 use crate::controller::writes::Writes;
 use crate::controller::{policies, pools};
@@ -205,7 +205,10 @@ fn watch(
 ) {
     let namespace = flags.namespace.as_deref();
     let any = watcher::Config::default();
-    let metrics = || context.metrics.clone();
+    let process = || Process {
+        metrics: context.metrics.clone(),
+        stop: stop.clone(),
+    };
 
     for (role, kind, writer) in [
         (PoolRole::Prefill, "PrefillPool", fillers.prefill),
@@ -223,8 +226,7 @@ fn watch(
             any.clone(),
             writer,
             types,
-            metrics(),
-            stop.clone(),
+            process(),
             move |change| {
                 told.pool(role, &change);
             },
@@ -238,8 +240,7 @@ fn watch(
         any.clone(),
         fillers.policies,
         (),
-        metrics(),
-        stop.clone(),
+        process(),
         move |change| {
             told.policy(&change);
         },
@@ -254,8 +255,7 @@ fn watch(
         of_pools,
         fillers.workers,
         (),
-        metrics(),
-        stop.clone(),
+        process(),
         move |change| {
             told.worker(&change);
         },
@@ -270,8 +270,7 @@ fn watch(
         of_routers,
         fillers.routers,
         (),
-        metrics(),
-        stop.clone(),
+        process(),
         move |change| {
             told.router(&change);
         },
@@ -285,8 +284,7 @@ fn watch(
         any.clone(),
         fillers.nodes,
         (),
-        metrics(),
-        stop.clone(),
+        process(),
         move |change| {
             told.node(&change);
         },
@@ -300,8 +298,7 @@ fn watch(
         any,
         fillers.budgets,
         (),
-        metrics(),
-        stop.clone(),
+        process(),
         move |change| {
             told.budget(&change);
         },

@@ -1,6 +1,6 @@
 //! What the looks of both controllers share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Memory {
     pub pending: Pending,
     /// Pods of which it is not known whether a write to them has arrived: what became of them is asked before the next plan.
     pub uncertain: BTreeMap<String, Attempt>,
+    /// Pods whose workers did not answer when they were last asked to drain.
+    pub silent: BTreeSet<String>,
     /// Why the last pod that was to be created was refused.
     pub creation_error: Option<String>,
     /// The last write of a status to an object that cannot be read, whose status is not known therefore: its generation and why.

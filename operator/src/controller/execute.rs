@@ -69,9 +69,15 @@ pub async fn execute(
         {
             context.writes.may()?;
             match worker::drain(*control, *undo).await {
-                Ok(()) => info!(pool = %key, pod, undo, "worker asked to drain"),
+                Ok(()) => {
+                    memory.lock().silent.remove(pod);
+                    info!(pool = %key, pod, undo, "worker asked to drain");
+                }
                 Err(error) => {
-                    warn!(pool = %key, pod, undo, %error, "worker not asked to drain, tried again");
+                    // It is asked again every few seconds until its time to drain is over: said once.
+                    if memory.lock().silent.insert(pod.clone()) {
+                        warn!(pool = %key, pod, undo, %error, "worker not asked to drain, tried again");
+                    }
                     trouble.worker_silent = true;
                     kept_back.insert(pod.clone());
                 }
@@ -82,7 +88,8 @@ pub async fn execute(
             continue;
         };
         if is_creation {
-            if fault.class() == Class::Failure {
+            // A server that is out of order has refused nothing.
+            if fault.class() == Class::Failure && fault.is_of_one_request() {
                 memory.lock().creation_error = Some(refusal(&fault, &new));
             }
             // What refuses one refuses the next, be it a quota or a rule.

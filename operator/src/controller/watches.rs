@@ -31,20 +31,27 @@ pub enum Change<'a, K> {
     All,
 }
 
-/// Fills the cache behind `writer` until `stop`.
+/// What a watch has of its process: where faults are counted, and when to end.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub metrics: Arc<Metrics>,
+    pub stop: CancellationToken,
+}
+
+/// Fills the cache behind `writer` until the process stops.
 pub async fn follow<K>(
     kind: &'static str,
     api: Api<K>,
     config: watcher::Config,
     mut writer: Writer<K>,
     types: K::DynamicType,
-    metrics: Arc<Metrics>,
-    stop: CancellationToken,
+    process: Process,
     mut changed: impl FnMut(Change<'_, K>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
+    let Process { metrics, stop } = process;
     let store = writer.as_reader();
     let mut events = std::pin::pin!(
         kube::runtime::watcher(api, config)

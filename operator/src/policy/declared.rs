@@ -31,13 +31,13 @@ pub fn differences(prefill: &PoolSpec, decode: &PoolSpec) -> Vec<Difference> {
     both("spec.model.revision", |pool| pool.model.revision.clone());
     both("spec.engine.type", |pool| word(pool.engine.engine_type));
     both("spec.engine.dtype", |pool| {
-        decided(pool.engine.dtype, Dtype::Auto)
+        decided(pool.engine.dtype, &Dtype::Auto)
     });
     both("spec.engine.kvCacheDtype", |pool| {
-        decided(pool.engine.kv_cache_dtype, KvCacheDtype::Auto)
+        decided(pool.engine.kv_cache_dtype, &KvCacheDtype::Auto)
     });
     both("spec.engine.quantization", |pool| {
-        decided(pool.engine.quantization, Quantization::Auto)
+        decided(pool.engine.quantization, &Quantization::Auto)
     });
     both("spec.engine.blockSize", |pool| {
         Some(pool.engine.block_size.to_string())
@@ -57,8 +57,8 @@ fn word(value: impl Debug) -> Option<String> {
     Some(format!("{value:?}"))
 }
 
-fn decided<T: Debug + PartialEq>(value: T, auto: T) -> Option<String> {
-    if value == auto { None } else { word(value) }
+fn decided<T: Debug + PartialEq>(value: T, auto: &T) -> Option<String> {
+    if value == *auto { None } else { word(value) }
 }
 
 /// `FIELD is VALUE there and VALUE here`, joined.

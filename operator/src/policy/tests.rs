@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// What a case changes in a spec.
+type Change = fn(&mut Value);
+
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
 }
@@ -171,19 +174,19 @@ fn declarations_that_differ_are_said_with_both_values_before_any_pod_runs() {
 #[test]
 fn each_field_that_must_agree_is_compared_and_what_is_left_to_the_worker_is_not() {
     let base = pool_spec(|_| ());
-    let fields: [(&str, fn(&mut Value)); 6] = [
+    let fields: [(&str, Change); 6] = [
         ("spec.model.name", |spec| spec["model"]["name"] = json!("x")),
         ("spec.engine.type", |spec| {
-            spec["engine"]["type"] = json!("Simulated")
+            spec["engine"]["type"] = json!("Simulated");
         }),
         ("spec.engine.blockSize", |spec| {
-            spec["engine"]["blockSize"] = json!(64)
+            spec["engine"]["blockSize"] = json!(64);
         }),
         ("spec.parallelism.tensor", |spec| {
-            spec["parallelism"] = json!({"tensor": 4})
+            spec["parallelism"] = json!({"tensor": 4});
         }),
         ("spec.parallelism.pipeline", |spec| {
-            spec["parallelism"] = json!({"pipeline": 4})
+            spec["parallelism"] = json!({"pipeline": 4});
         }),
         ("", |spec| {
             // One side leaves it to the worker: no contradiction yet.
@@ -296,9 +299,17 @@ fn remote_prefill_that_is_missing_is_said_with_its_reason_and_stops_only_a_fixed
         ("False", "NoPrefillReady")
     );
     assert_eq!(word(&conditional, "Ready"), ("True", "Serving"));
-    assert_eq!(conditional.notes, [], "workers that are not ready yet are no news");
+    assert_eq!(
+        conditional.notes,
+        [],
+        "workers that are not ready yet are no news"
+    );
     observed.policy.status = Some(plan(&good()).status);
-    let reasons: Vec<&str> = plan(&observed).notes.iter().map(|note| note.reason).collect();
+    let reasons: Vec<&str> = plan(&observed)
+        .notes
+        .iter()
+        .map(|note| note.reason)
+        .collect();
     assert_eq!(reasons, ["NotDisaggregating"], "they were, and are not");
     observed.policy = policy(|spec| spec["mode"] = json!("Disaggregated"));
     assert_eq!(word(&plan(&observed), "Ready"), ("False", "NoPrefillReady"));
@@ -446,7 +457,7 @@ fn a_pool_learns_who_names_it_the_tightest_objective_and_its_partners() {
     let pools = vec![
         pool(PoolRole::Prefill, "p", |_| ()),
         pool(PoolRole::Decode, "d", |spec| {
-            spec["engine"]["blockSize"] = json!(8)
+            spec["engine"]["blockSize"] = json!(8);
         }),
         pool(PoolRole::Decode, "p", |_| ()),
     ];

@@ -16,7 +16,7 @@ fn setting() -> (Triggers, Fillers) {
     (triggers, fillers)
 }
 
-fn pool(namespace: &str, name: &str, generation: i64, status: Value) -> Guarded<Pool> {
+fn pool(namespace: &str, name: &str, generation: i64, status: &Value) -> Guarded<Pool> {
     serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": namespace, "uid": name, "generation": generation},
         "spec": {"model": {"name": "m"}, "engine": {"type": "Simulated"}},
@@ -33,7 +33,7 @@ fn policy(namespace: &str, generation: i64) -> Guarded<RoutePolicy> {
     .unwrap()
 }
 
-fn pod(labels: Value) -> Pod {
+fn pod(labels: &Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "w", "namespace": "one", "uid": "w", "labels": labels},
         "spec": {"nodeName": "node", "containers": []},
@@ -41,7 +41,7 @@ fn pod(labels: Value) -> Pod {
     .unwrap()
 }
 
-fn node(version: &str, labels: Value) -> PartialObjectMeta<Node> {
+fn node(version: &str, labels: &Value) -> PartialObjectMeta<Node> {
     serde_json::from_value(
         json!({"metadata": {"name": "node", "uid": "n", "resourceVersion": version, "labels": labels}}),
     )
@@ -69,7 +69,7 @@ fn touched(triggers: &Triggers) -> Vec<String> {
 fn fill(fillers: &mut Fillers) {
     for namespace in ["one", "two"] {
         for name in ["d", "e"] {
-            let pool = pool(namespace, name, 1, json!({}));
+            let pool = pool(namespace, name, 1, &json!({}));
             fillers.decode.apply_watcher_event(&Event::Apply(pool));
         }
         fillers
@@ -81,17 +81,17 @@ fn fill(fillers: &mut Fillers) {
 #[test]
 fn a_pod_is_of_the_pool_that_its_labels_name_and_of_both_where_it_says_no_role() {
     let (triggers, _fillers) = setting();
-    let decode = pod(json!({names::POOL: "d", names::ROLE: "decode"}));
+    let decode = pod(&json!({names::POOL: "d", names::ROLE: "decode"}));
     triggers.worker(&change(None, &decode));
     assert_eq!(touched(&triggers), ["DecodePool one/d"]);
-    let nameless = pod(json!({names::POOL: "d"}));
+    let nameless = pod(&json!({names::POOL: "d"}));
     triggers.worker(&change(Some(nameless.clone()), &nameless));
     assert_eq!(
         touched(&triggers),
         ["PrefillPool one/d", "DecodePool one/d"]
     );
     // Relabelled: it matters to the one that lost it, and to the one that has it now.
-    let other = pod(json!({names::POOL: "e", names::ROLE: "decode"}));
+    let other = pod(&json!({names::POOL: "e", names::ROLE: "decode"}));
     triggers.worker(&change(Some(decode), &other));
     assert_eq!(touched(&triggers), ["DecodePool one/d", "DecodePool one/e"]);
 }
@@ -100,11 +100,11 @@ fn a_pod_is_of_the_pool_that_its_labels_name_and_of_both_where_it_says_no_role()
 fn the_echo_of_a_pools_status_does_not_make_it_look_again() {
     let (triggers, mut fillers) = setting();
     fill(&mut fillers);
-    let before = pool("one", "d", 1, json!({}));
-    let now = pool("one", "d", 1, json!({"replicas": 1}));
+    let before = pool("one", "d", 1, &json!({}));
+    let now = pool("one", "d", 1, &json!({"replicas": 1}));
     triggers.pool(PoolRole::Decode, &change(Some(before), &now));
     assert_eq!(touched(&triggers), ["RoutePolicy one/r"]);
-    let changed = pool("one", "d", 2, json!({"replicas": 1}));
+    let changed = pool("one", "d", 2, &json!({"replicas": 1}));
     triggers.pool(PoolRole::Decode, &change(Some(now), &changed));
     assert_eq!(
         touched(&triggers),
@@ -116,7 +116,7 @@ fn the_echo_of_a_pools_status_does_not_make_it_look_again() {
 #[test]
 fn a_pool_that_is_gone_is_looked_at_once_more() {
     let (triggers, _fillers) = setting();
-    let gone = pool("one", "d", 1, json!({}));
+    let gone = pool("one", "d", 1, &json!({}));
     let change = Change::One {
         before: Some(Arc::new(gone.clone())),
         now: None,
@@ -143,15 +143,15 @@ fn a_policy_that_changes_concerns_the_pools_of_its_namespace_and_its_status_nobo
 #[test]
 fn of_a_node_only_its_labels_and_its_being_there_count() {
     let (triggers, mut fillers) = setting();
-    let worker = pod(json!({names::POOL: "d", names::ROLE: "decode"}));
+    let worker = pod(&json!({names::POOL: "d", names::ROLE: "decode"}));
     fillers.workers.apply_watcher_event(&Event::Apply(worker));
-    let beat = node("2", json!({"rack": "a"}));
-    triggers.node(&change(Some(node("1", json!({"rack": "a"}))), &beat));
+    let beat = node("2", &json!({"rack": "a"}));
+    triggers.node(&change(Some(node("1", &json!({"rack": "a"}))), &beat));
     assert!(
         touched(&triggers).is_empty(),
         "it reports every few minutes"
     );
-    let moved = node("3", json!({"rack": "b"}));
+    let moved = node("3", &json!({"rack": "b"}));
     triggers.node(&change(Some(beat), &moved));
     assert_eq!(touched(&triggers), ["DecodePool one/d"]);
     let gone = Change::One {
