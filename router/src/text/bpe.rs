@@ -139,15 +139,14 @@ impl BytePairs {
             let rank = u32::try_from(rank).map_err(|_| Unfit("too many merges"))?;
             merges.insert(pair(first, second), Merge { rank, id: merged });
         }
-        let mut added = HashMap::default();
+        let mut added: HashMap<Box<[u8]>, u32, ByFolded> = HashMap::default();
         for (id, token) in tokenizer.get_added_tokens_decoder() {
             if token.lstrip || token.rstrip || token.single_word || token.normalized {
                 return Err(Unfit("added tokens that take more than their own text"));
             }
             added.insert(token.content.into_bytes().into_boxed_slice(), id);
         }
-        let mut added_lengths: Vec<usize> =
-            added.keys().map(|name: &Box<[u8]>| name.len()).collect();
+        let mut added_lengths: Vec<usize> = added.keys().map(|name| name.len()).collect();
         added_lengths.sort_unstable_by(|one, other| other.cmp(one));
         added_lengths.dedup();
         let mut added_begin = [false; 256];

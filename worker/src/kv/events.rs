@@ -97,10 +97,11 @@ impl EventLog {
     fn grow(&mut self, change: CacheChange) -> Option<CacheChange> {
         let newest = self.ring.back_mut();
         let newest = newest.filter(|newest| newest.sequence > self.seen);
-        let (hashes, more) = match (newest.map(|newest| &mut newest.change), &change) {
-            (Some(CacheChange::Stored(hashes)), CacheChange::Stored(more))
-            | (Some(CacheChange::Removed(hashes)), CacheChange::Removed(more)) => (hashes, more),
-            _ => return Some(change),
+        let newest = newest.map(|newest| &mut newest.change);
+        let ((Some(CacheChange::Stored(hashes)), CacheChange::Stored(more))
+        | (Some(CacheChange::Removed(hashes)), CacheChange::Removed(more))) = (newest, &change)
+        else {
+            return Some(change);
         };
         if hashes.len() + more.len() > LARGEST.min(self.capacity / SHARE) {
             return Some(change);
