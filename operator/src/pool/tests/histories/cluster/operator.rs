@@ -164,19 +164,15 @@ impl Cluster {
         pod.is_some_and(|pod| self.has_lost_its_node(pod))
     }
 
-    /// Ready as far as the operator can know; marked and deleted as it really is, for these are its own writes.
+    /// Ready as far as the operator can know; marked and deleted as it really is by the operator, for these are its own writes.
     fn is_available(&self, uid: &str, observed: &Observed) -> bool {
-        let known = observed
-            .pods
-            .iter()
-            .find(|pod| pod.metadata.uid.as_deref() == Some(uid));
-        let real = self
-            .pods
-            .get(uid)
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let mut pods = observed.pods.iter();
+        let known = pods.find(|pod| pod.metadata.uid.as_deref() == Some(uid));
+        let marked = self.pods.get(uid).is_some_and(|pod| holds(pod, DRAINING));
+        let ours = marked || self.deleted_by_us.contains(uid);
         known.is_some_and(|pod| {
             holds(pod, "Ready") && pod.metadata.deletion_timestamp.is_none() && !is_failed(pod)
-        }) && real.is_some_and(|pod| !holds(pod, DRAINING))
+        }) && !ours
     }
 
     /// A replica that serves may go only if enough are left.
@@ -189,11 +185,11 @@ impl Cluster {
         let surge = spec.rollout.max_surge;
         let unavailable = spec.rollout.max_unavailable.max(i32::from(surge == 0));
         let least = usize::try_from(spec.replicas - unavailable).unwrap_or_default();
-        let available = self
+        let known = observed
             .pods
-            .keys()
-            .filter(|uid| self.is_available(uid, observed))
-            .count();
+            .iter()
+            .filter_map(|pod| pod.metadata.uid.as_deref());
+        let available = known.filter(|uid| self.is_available(uid, observed)).count();
         assert!(
             available > least,
             "{available} are available, {least} have to stay, and {uid} is taken away"
@@ -206,11 +202,11 @@ impl Cluster {
             self.pending.deleted(uid, self.base.now);
             return false;
         };
+        self.check_floor(uid, observed);
         assert!(
             self.deleted_by_us.insert(uid.to_owned()),
             "pod {name} is deleted twice"
         );
-        self.check_floor(uid, observed);
         self.check_drained(pod, name, observed);
         self.pending.deleted(uid, self.base.now);
         let now = Time(self.base.now);
