@@ -324,7 +324,7 @@ fn requests_do_not_notice_that_the_api_server_is_away() {
         let reference = ask("r").mode("Aggregated").send(&scene.api).await?;
 
         let stop = tokio_util::sync::CancellationToken::new();
-        let (asked, until) = (scene.api.clone(), stop.clone());
+        let (asked, until) = (scene.api, stop.clone());
         let load = tokio::spawn(async move {
             let mut count = 0_u32;
             while !until.is_cancelled() {

@@ -22,7 +22,10 @@ mod tests {
 
     #[test]
     fn the_innermost_cause_speaks() {
-        assert_eq!(innermost(&Outer(std::io::Error::other("refused"))), "refused");
+        assert_eq!(
+            innermost(&Outer(std::io::Error::other("refused"))),
+            "refused"
+        );
         assert_eq!(innermost(&std::fmt::Error), std::fmt::Error.to_string());
     }
 }

@@ -9,9 +9,9 @@
 
 pub mod claim;
 pub mod election;
-pub mod hold;
 #[cfg(test)]
 mod histories;
+pub mod hold;
 
 pub use claim::Claim;
 pub use election::{Decision, Election, Record, Timing, evaluate};
