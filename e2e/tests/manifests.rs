@@ -74,7 +74,7 @@ fn bad_ones_are_refused_with_field_and_reason(kubectl: &Kubectl) -> Result<()> {
                 failures += &format!(
                     "\n{}, where files say {:?}: {}\n  said {said}\n",
                     case.path, case.message, case.cluster
-                )
+                );
             }
             Err(error) => failures += &format!("\n{:?}: {error:#}\n", case.new),
         }
