@@ -153,7 +153,10 @@ fn due(pod: &Pod, process: &Process, entry: Option<&Entry>) -> Duration {
     let Some(entry) = entry.filter(|entry| entry.container == process.container) else {
         return Duration::ZERO;
     };
-    let draining = pod.labels().contains_key(names::DRAINING);
+    // Or it drained when it was last asked: it is told to take work again, and whether it does is to be seen soon.
+    let told = entry.report.load.as_ref();
+    let draining =
+        pod.labels().contains_key(names::DRAINING) || told.is_ok_and(|load| load.draining);
     let pause = if entry.failures > 0 {
         // Something about the pod has changed since: it may answer now.
         if entry.version != pod.resource_version() {
