@@ -4,6 +4,7 @@ import os
 import pathlib
 import platform
 import shutil
+import subprocess
 
 from . import programs
 
@@ -48,4 +49,10 @@ def _cannot_have_nodes() -> str | None:
         return f"nodes need {', '.join(sorted(missing))}: apt-get install --no-install-recommends {' '.join(sorted(missing))}"
     if not pathlib.Path("/sys/fs/cgroup").is_dir() or not os.access("/sys/fs/cgroup", os.W_OK):
         return "nodes need /sys/fs/cgroup to be writable"
+    # Root of a container often may not: then it is no use to begin.
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--mount-proc", "true"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        return f"nodes are made of namespaces, and root may make none here: {tried.stderr.strip() or 'unshare fails'}"
     return None
