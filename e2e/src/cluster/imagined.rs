@@ -60,16 +60,14 @@ impl ImaginedNode {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
         let loops = std::thread::spawn(move || {
-            let mut last = String::new();
+            let mut failed = false;
             while !stopping.load(Ordering::Relaxed) {
                 // The API server may be away, or somebody has written in between: the next look sees.
-                if let Err(error) = node.look() {
-                    let error = format!("{error:#}");
-                    if error != last {
-                        crate::skipped(&format!("imagined node {}: {error}", node.name));
-                        last = error;
-                    }
+                let looked = node.look();
+                if let (Err(error), false) = (&looked, failed) {
+                    crate::told(&format!("imagined node {}: {error:#}", node.name));
                 }
+                failed = looked.is_err();
                 std::thread::sleep(PAUSE);
             }
         });
