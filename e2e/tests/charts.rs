@@ -187,11 +187,11 @@ fn secrets_stay(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
 fn pods_are_hardened(kubectl: &Kubectl) -> Result<()> {
     let pods = ["pods", "--namespace=baton"];
     kubectl.until(
-        "an operator and two routers are there",
+        "two operators and two routers are there",
         SOON,
         &pods,
         |list| match list["items"].as_array().map(Vec::len) {
-            Some(3) => Ok(()),
+            Some(4) => Ok(()),
             found => Err(format!("{found:?} pods: {list}")),
         },
     )?;
