@@ -11,6 +11,7 @@
 
 pub mod admin;
 pub mod app;
+mod causes;
 pub mod clock;
 pub mod cluster;
 pub mod dispatch;

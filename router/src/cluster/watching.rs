@@ -1,6 +1,5 @@
 //! One kind's objects, listed and watched for ever: what was seen last stays while the API server is away.
 
-use std::error::Error as _;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use crate::causes::with_causes;
 use crate::metrics::{KindLabels, Metrics};
 
 /// HTTP's Gone.
@@ -83,7 +83,7 @@ impl Faults {
         }
         let labels = KindLabels { kind: self.kind };
         self.metrics.watch_errors.get_or_create(&labels).inc();
-        let reason = text(error);
+        let reason = with_causes(&error.to_string(), error);
         let now = Instant::now();
         let known = self.said.as_ref().is_some_and(|(said, last)| {
             *said == reason && now.duration_since(*last) < SAID_AGAIN_AFTER
@@ -123,18 +123,4 @@ fn code(error: &watcher::Error) -> Option<u16> {
         | watcher::Error::WatchError(status) => Some(status.code),
         _ => None,
     }
-}
-
-/// An error with its causes, each once.
-fn text(error: &watcher::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }

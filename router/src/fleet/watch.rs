@@ -20,6 +20,7 @@ use super::Workers;
 use super::artifacts::ArtifactError;
 use super::discovery::Listed;
 use super::state::{Change, SILENCE};
+use crate::causes::with_causes;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// A peer that answers no ping is dead even if its kernel still holds the connection.
@@ -177,7 +178,7 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
     };
     let mut events = match tokio::time::timeout(SILENCE, client.watch(request)).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return ended(status_text(&status), false),
+        Ok(Err(status)) => return ended(with_causes(status.message(), &status), false),
         Err(_) => return ended("it does not answer".to_owned(), false),
     };
     workers.connected(id);
@@ -230,7 +231,7 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
                 Err(error) => return ended(error.to_string(), useful),
             },
             Ok(None) => return ended("it closed the stream".to_owned(), useful),
-            Err(status) => return ended(status_text(&status), useful),
+            Err(status) => return ended(with_causes(status.message(), &status), useful),
         }
     }
 }
@@ -248,18 +249,4 @@ async fn fetch_artifacts(
         workers.artifacts.fetch(client.clone(), digest).await?;
     }
     Ok(())
-}
-
-/// A status with its cause: tonic's own text for a refused connection is only "transport error".
-fn status_text(status: &tonic::Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
