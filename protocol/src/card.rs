@@ -45,6 +45,8 @@ pub struct Card {
     pub topology: Vec<TopologyDomain>,
     pub chunk: ChunkPolicy,
     pub dispatch: Dispatch,
+    #[serde(default)]
+    pub text: TextCheck,
     /// Address of the gRPC service, as peers reach it.
     pub control_address: String,
     /// What the worker lacks, in sentences for people: "no RDMA device found".
@@ -145,8 +147,56 @@ pub enum ChunkPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Dispatch {
+    /// By the service of `worker.proto`.
     Grpc,
-    OpenAiHttp { url: String },
+    /// At the engine's own port, in OpenAI's protocol: the daemon beside it is off the data path.
+    OpenAiHttp {
+        /// Without a path, such as `http://10.0.0.7:8000`.
+        url: String,
+        /// The model's name as this engine serves it. Empty: the card's.
+        #[serde(default)]
+        model: String,
+        #[serde(default)]
+        split: Split,
+    },
+}
+
+/// How an engine that is called over HTTP is told to compute a prompt for another one, or to take it over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all_fields = "camelCase")]
+pub enum Split {
+    /// It cannot be: it takes whole requests only.
+    #[default]
+    None,
+    /// vLLM's `NixlConnector`: the decode worker reads after the prefill worker has answered, and before its lease ends.
+    NixlPull { lease_milliseconds: u64 },
+    /// Baton's connector inside vLLM: its blocks are leased, checked and moved by the daemon beside it.
+    Baton { lease_milliseconds: u64 },
+    /// SGLang: both workers are called at once, with a room of the prefill worker's bootstrap server.
+    Bootstrap { host: String, port: u16 },
+}
+
+impl Split {
+    /// As records and messages name it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::NixlPull { .. } => "NixlPull",
+            Self::Baton { .. } => "Baton",
+            Self::Bootstrap { .. } => "Bootstrap",
+        }
+    }
+}
+
+/// Whether the tokenizer and the chat template that the card names give the tokens that the engine computes with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all_fields = "camelCase")]
+pub enum TextCheck {
+    /// They are the engine's own, or were compared with what it says of sample texts.
+    #[default]
+    Verified,
+    /// Prefixes are not credited: the router's tokens may not be the engine's.
+    Unverified { reason: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -311,6 +361,7 @@ pub(crate) mod tests {
                 maximum_tokens: 2048,
             },
             dispatch: Dispatch::Grpc,
+            text: TextCheck::Verified,
             control_address: "127.0.0.1:7000".into(),
             notices: Vec::new(),
             wire_versions: WIRE_VERSIONS,

@@ -1,7 +1,7 @@
 //! A worker's stream as it is sent: a card, a snapshot, changes.
 
 use baton_protocol::card::{
-    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TopologyDomain,
+    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TextCheck, TopologyDomain,
     TransportOffer, WIRE_VERSIONS,
 };
 use baton_protocol::hash::BlockHash;
@@ -196,6 +196,7 @@ fn card(worker: &str, incarnation: u64) -> Card {
             maximum_tokens: 2048,
         },
         dispatch: Dispatch::Grpc,
+        text: TextCheck::Verified,
         control_address: "127.0.0.1:2".into(),
         notices: Vec::new(),
         wire_versions: WIRE_VERSIONS,

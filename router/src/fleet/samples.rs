@@ -1,7 +1,7 @@
 //! Cards for this crate's tests.
 
 use baton_protocol::card::{
-    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TopologyDomain,
+    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TextCheck, TopologyDomain,
     TransportOffer, WIRE_VERSIONS,
 };
 use baton_protocol::identity::{Attention, Fact, Layout, Rope, RouteFilter, SemanticIdentity};
@@ -80,6 +80,7 @@ pub(crate) fn card(worker: &str) -> Card {
             maximum_tokens: 2048,
         },
         dispatch: Dispatch::Grpc,
+        text: TextCheck::Verified,
         control_address: "127.0.0.1:7000".into(),
         notices: Vec::new(),
         wire_versions: WIRE_VERSIONS,

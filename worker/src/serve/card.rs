@@ -2,7 +2,8 @@
 
 use baton_placement::cost::{CHUNK_WITHOUT_OBJECTIVE, LARGEST_CHUNK, SMALLEST_CHUNK};
 use baton_protocol::card::{
-    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, TransportOffer, WIRE_VERSIONS,
+    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, TextCheck, TransportOffer,
+    WIRE_VERSIONS,
 };
 use baton_protocol::identity::{Fact, Rope};
 use baton_protocol::ids::{Incarnation, WorkerId};
@@ -74,6 +75,7 @@ pub(crate) fn write(config: &WorkerConfig, running: Running<'_>) -> Card {
             },
         },
         dispatch: Dispatch::Grpc,
+        text: TextCheck::Verified,
         control_address: running.control_address,
         notices: running.notices,
         wire_versions: WIRE_VERSIONS,

@@ -2,7 +2,7 @@
 
 use baton_crds::labels;
 use baton_protocol::card::{
-    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TransportOffer,
+    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TextCheck, TransportOffer,
     WIRE_VERSIONS,
 };
 use baton_protocol::identity::{Attention, Fact, Layout, Rope, RouteFilter, SemanticIdentity};
@@ -89,6 +89,7 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
         topology: Vec::new(),
         chunk: ChunkPolicy::Fixed { tokens: 256 },
         dispatch: Dispatch::Grpc,
+        text: TextCheck::Verified,
         control_address: "10.0.0.1:7000".into(),
         notices: Vec::new(),
         wire_versions: WIRE_VERSIONS,
