@@ -174,6 +174,7 @@ pub async fn serve_until(
         access,
         clock,
         entropy::bytes(&*system.entropy)?,
+        metrics.front.clone(),
     );
     let admin = Arc::new(Admin {
         dispatch: Arc::new(dispatcher.clone()),

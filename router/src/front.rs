@@ -9,7 +9,7 @@
 //! - [`gate`]: who is served now and who waits.
 //! - [`stream`], [`whole`]: the two forms of an answer. [`reply`]: answers and errors as HTTP responses.
 //!
-//! Besides: [`limits`], and [`flags`] for them; [`memory`]: what clients can make the router hold; [`descriptors`]: and open;
+//! Besides: [`counts`]: what scrapers see of the line and of connections; [`limits`], and [`flags`] for them; [`memory`]: what clients can make the router hold; [`descriptors`]: and open;
 //! [`draws`]: random numbers for ids and seeds.
 
 use std::fmt;
@@ -31,12 +31,14 @@ use crate::openai::listing::{Model, list};
 use crate::run::Dispatch;
 use crate::text::library::Library;
 use access::Access;
+use counts::Counts;
 use gate::Gate;
 use memory::Memory;
 
 pub mod access;
 pub mod body;
 mod connection;
+pub mod counts;
 pub mod descriptors;
 pub mod draws;
 pub mod flags;
@@ -72,6 +74,7 @@ pub struct Front {
     access: Access,
     clock: Clock,
     gate: Arc<Gate>,
+    counts: Counts,
     memory: Memory,
     /// No more requests are taken; those in flight may end.
     shutdown: CancellationToken,
@@ -99,6 +102,7 @@ impl Front {
         access: Access,
         clock: Clock,
         random: [u8; 32],
+        counts: Counts,
     ) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
@@ -109,7 +113,9 @@ impl Front {
                 config.max_in_flight,
                 config.max_waiting,
                 config.waiting_timeout,
+                counts.clone(),
             ),
+            counts,
             memory: Memory::new(config.max_body_bytes),
             config,
             access,
@@ -131,6 +137,7 @@ impl Front {
             routes: self.routes(),
             config: self.config.clone(),
             identity: self.access.identity.clone(),
+            counts: self.counts.clone(),
             shutdown: self.shutdown.clone(),
         };
         let closing = async {

@@ -11,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::front;
+
 /// Labels of what a run came to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RunLabels {
@@ -98,6 +100,8 @@ pub struct Metrics {
     pub illegal_events: Counter,
     pub watch_errors: Family<KindLabels, Counter>,
     pub spans: Counts,
+    /// The line before the router and its public connections.
+    pub front: front::counts::Counts,
 }
 
 /// 1 ms to 131 s: from a cached prompt on a GPU to a long one on a CPU.
@@ -152,6 +156,7 @@ impl Metrics {
             illegal_events: Counter::default(),
             watch_errors: Family::default(),
             spans: Counts::default(),
+            front: front::counts::Counts::default(),
         };
         metrics.register();
         metrics
@@ -267,6 +272,7 @@ impl Metrics {
             "Spans by what became of them: exported, failed, dropped",
             self.spans.clone(),
         );
+        self.front.register(registry);
     }
 
     /// The text format, for scrapers.
@@ -364,6 +370,9 @@ mod tests {
             "baton_inflight_requests{model=\"m\"} 1",
             "baton_index_blocks 0",
             "baton_index_gaps_total 0",
+            "baton_waiting_requests 0",
+            "baton_connections{state=\"busy\"} 0",
+            "baton_connections{state=\"idle\"} 0",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

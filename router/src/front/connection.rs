@@ -1,6 +1,7 @@
 //! One connection of a port, from its first byte to its last.
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use super::counts::Counts;
 use super::limits::FrontConfig;
 use super::patience::Patient;
 use super::seats::{Busy, Seat};
@@ -45,6 +47,7 @@ pub(super) struct Port {
     pub(super) routes: Router,
     pub(super) config: FrontConfig,
     pub(super) identity: Option<Arc<IdentityFiles>>,
+    pub(super) counts: Counts,
     /// Requests that have not begun are refused; connections end with their answer.
     pub(super) shutdown: CancellationToken,
 }
@@ -126,9 +129,18 @@ where
     if let Err(error) = ended.await {
         // Clients that leave early are no fault.
         tracing::debug!("a connection broke off: {error}");
+        if timed_out(&error) {
+            seat.stalled();
+        }
     }
     let stream = connection.into_parts().io.into_inner();
     part(stream).await;
+}
+
+/// What was written was not taken in time, as [`Patient`] or the kernel found.
+fn timed_out(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut)
 }
 
 /// Ends a connection so that the client can read what was said last: cut off while it still sends, it would lose that too.

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::counts::Counts;
 
 /// Of so many places one goes to the request that has waited longest; as in the workers' schedulers.
 const AGEING_PERIOD: u64 = 5;
@@ -24,6 +27,17 @@ pub enum NoPlace {
     Late(Duration),
     #[error("no more requests are taken")]
     Closed,
+}
+
+impl NoPlace {
+    /// As a metric label.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Full { .. } => "full",
+            Self::Late(_) => "late",
+            Self::Closed => "closed",
+        }
+    }
 }
 
 /// More urgent first, then older.
@@ -56,6 +70,7 @@ pub struct Gate {
     max_waiting: usize,
     patience: Duration,
     line: Mutex<Line>,
+    counts: Counts,
 }
 
 /// A place. Dropping it gives it to the next in line.
@@ -67,16 +82,20 @@ struct Waiter<'a> {
     gate: &'a Arc<Gate>,
     rank: Rank,
     told: oneshot::Receiver<Result<(), NoPlace>>,
+    since: Instant,
+    /// How the wait ended, as a metric label.
+    outcome: &'static str,
 }
 
 impl Gate {
     /// `patience`: how long a request waits at most.
-    pub fn new(places: usize, max_waiting: usize, patience: Duration) -> Arc<Self> {
+    pub fn new(places: usize, max_waiting: usize, patience: Duration, counts: Counts) -> Arc<Self> {
         Arc::new(Self {
             places,
             max_waiting,
             patience,
             line: Mutex::default(),
+            counts,
         })
     }
 
@@ -85,16 +104,25 @@ impl Gate {
     /// # Errors
     /// The line is full, the wait is over, or the gate is closed.
     pub async fn enter(self: &Arc<Self>, priority: i32) -> Result<Place, NoPlace> {
+        let entered = self.enter_or_wait(priority).await;
+        if let Err(reason) = entered {
+            self.counts.no_place(reason);
+        }
+        entered.map(|()| Place(self.clone()))
+    }
+
+    async fn enter_or_wait(self: &Arc<Self>, priority: i32) -> Result<(), NoPlace> {
         let Some(mut waiter) = self.line_up(priority)? else {
-            return Ok(Place(self.clone()));
+            return Ok(());
         };
-        match tokio::time::timeout(self.patience, &mut waiter.told).await {
-            Ok(Ok(Ok(()))) => Ok(Place(self.clone())),
-            Ok(Ok(Err(reason))) => Err(reason),
+        let told = match tokio::time::timeout(self.patience, &mut waiter.told).await {
+            Ok(Ok(told)) => told,
             // Whoever tells a waiter takes it out of the line first, so nobody is dropped without a word.
             Ok(Err(_)) => Err(NoPlace::Closed),
             Err(_) => Err(NoPlace::Late(self.patience)),
-        }
+        };
+        waiter.outcome = told.map_or_else(NoPlace::word, |()| "served");
+        told
     }
 
     /// `None`: a place is free and taken.
@@ -126,10 +154,13 @@ impl Gate {
         let rank = (Reverse(priority), line.arrivals);
         let (sender, told) = oneshot::channel();
         line.waiting.insert(rank, sender);
+        self.counts.in_line(line.waiting.len());
         Ok(Some(Waiter {
             gate: self,
             rank,
             told,
+            since: Instant::now(),
+            outcome: "left",
         }))
     }
 
@@ -140,6 +171,7 @@ impl Gate {
         for told in line.waiting.take_all() {
             let _ = told.send(Err(NoPlace::Closed));
         }
+        self.counts.in_line(0);
     }
 
     /// Requests that have a place, and that wait.
@@ -155,10 +187,12 @@ impl Gate {
                 && told.send(Ok(())).is_ok()
             {
                 line.granted += 1;
+                self.counts.in_line(line.waiting.len());
                 return;
             }
         }
         line.taken = line.taken.saturating_sub(1);
+        self.counts.in_line(line.waiting.len());
     }
 }
 
@@ -215,7 +249,13 @@ impl Drop for Place {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.gate.line.lock().waiting.remove(self.rank);
+        let counts = &self.gate.counts;
+        {
+            let mut line = self.gate.line.lock();
+            line.waiting.remove(self.rank);
+            counts.in_line(line.waiting.len());
+        }
+        counts.waited(self.outcome, self.since.elapsed());
         // Told in the same moment, and not heard: the place goes on to the next.
         self.told.close();
         if let Ok(Ok(())) = self.told.try_recv() {
@@ -251,7 +291,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_more_urgent_is_served_first_and_equals_in_the_order_of_arrival() {
-        let gate = Gate::new(1, 10, LONG);
+        let gate = Gate::new(1, 10, LONG, Counts::default());
         let mut place = gate.enter(0).await.unwrap();
         let mut waiting: Vec<(&str, Entering)> = [("b", 0), ("d", -1), ("a", 5), ("c", 0)]
             .map(|(name, priority)| (name, lined_up(&gate, priority)))
@@ -277,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_of_no_urgency_is_served_however_many_urgent_ones_come() {
-        let gate = Gate::new(1, 10, LONG);
+        let gate = Gate::new(1, 10, LONG, Counts::default());
         let mut place = gate.enter(0).await.unwrap();
         let mut patient = lined_up(&gate, -100);
         let mut before = 0;
@@ -298,7 +338,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_line_takes_only_who_is_more_urgent_than_its_last() {
-        let gate = Gate::new(1, 2, LONG);
+        let gate = Gate::new(1, 2, LONG, Counts::default());
         let place = gate.enter(0).await.unwrap();
         let (mut first, mut last) = (lined_up(&gate, 0), lined_up(&gate, 0));
         let full = NoPlace::Full {
@@ -316,9 +356,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_longer_than_said() {
-        let gate = Gate::new(1, 10, Duration::from_secs(7));
+        let gate = Gate::new(1, 10, Duration::from_secs(7), Counts::default());
         let _place = gate.enter(0).await.unwrap();
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         let refused = gate.enter(0).await.unwrap_err();
         assert_eq!(refused, NoPlace::Late(Duration::from_secs(7)));
         assert_eq!(began.elapsed().as_secs(), 7);
@@ -327,7 +367,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_leaves_the_line_is_passed_over_even_in_the_moment_of_its_turn() {
-        let gate = Gate::new(1, 10, LONG);
+        let gate = Gate::new(1, 10, LONG, Counts::default());
         let place = gate.enter(0).await.unwrap();
         let (gone, told, mut next) = (lined_up(&gate, 0), lined_up(&gate, 0), lined_up(&gate, 0));
         drop(gone);
@@ -343,7 +383,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_gate_sends_those_in_line_away_and_lets_those_inside_go_on() {
-        let gate = Gate::new(1, 10, LONG);
+        let gate = Gate::new(1, 10, LONG, Counts::default());
         let place = gate.enter(0).await.unwrap();
         let mut waiting = lined_up(&gate, 0);
         gate.close();
@@ -356,7 +396,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_place_is_lost_or_made_under_contention() {
-        let gate = Gate::new(3, 100, LONG);
+        let gate = Gate::new(3, 100, LONG, Counts::default());
         let enter = |index: i32| {
             let gate = gate.clone();
             tokio::spawn(async move {

@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::counts::Counts;
+
 /// Since when it is idle; numbers tell connections of the same moment apart.
 type Idleness = (Instant, u64);
 
@@ -22,6 +24,7 @@ struct State {
 pub struct Seats {
     most: usize,
     state: Mutex<State>,
+    counts: Counts,
 }
 
 /// A connection's seat. Idle until it is [`Seat::busy`]. Dropping it frees it.
@@ -39,19 +42,22 @@ pub struct Seat {
 pub struct Busy(Arc<Seat>);
 
 impl Seats {
-    pub fn new(most: usize) -> Arc<Self> {
+    pub fn new(most: usize, counts: Counts) -> Arc<Self> {
         Arc::new(Self {
             most,
             state: Mutex::default(),
+            counts,
         })
     }
 
     /// A seat for a new connection, if need be that of an idle one. `None`: all are busy.
     pub fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
         let mut state = self.state.lock();
-        if state.taken >= self.most && !state.send_one_away() {
+        if state.taken >= self.most && !self.send_away(&mut state) {
+            self.counts.connection("refused");
             return None;
         }
+        self.counts.connection("accepted");
         state.taken += 1;
         state.arrivals += 1;
         let seat = Seat {
@@ -61,17 +67,35 @@ impl Seats {
             idle: Mutex::default(),
         };
         state.sit_idle(&seat);
+        self.tell(&state);
         Some(Arc::new(seat))
     }
 
     /// Closes the connection that is idle longest. False: none is.
     pub fn send_one_away(&self) -> bool {
-        self.state.lock().send_one_away()
+        let mut state = self.state.lock();
+        let sent = self.send_away(&mut state);
+        self.tell(&state);
+        sent
+    }
+
+    fn send_away(&self, state: &mut State) -> bool {
+        let sent = state.send_one_away();
+        if sent {
+            self.counts.connection("displaced");
+        }
+        sent
+    }
+
+    fn tell(&self, state: &State) {
+        self.counts.connections(state.taken, state.idle.len());
     }
 
     /// Closes every idle connection.
     pub fn send_idle_away(&self) {
-        while self.send_one_away() {}
+        let mut state = self.state.lock();
+        while state.send_one_away() {}
+        self.tell(&state);
     }
 }
 
@@ -105,14 +129,25 @@ impl State {
 impl Seat {
     /// A request has come.
     pub fn busy(self: &Arc<Self>) -> Busy {
-        self.seats.state.lock().rise(self);
+        let mut state = self.seats.state.lock();
+        state.rise(self);
+        self.seats.tell(&state);
+        drop(state);
         Busy(self.clone())
+    }
+
+    /// Its client did not take what was written, or has not been heard of for as long.
+    pub(super) fn stalled(&self) {
+        self.seats.counts.connection("stalled");
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.seats.state.lock().sit_idle(&self.0);
+        let seats = &self.0.seats;
+        let mut state = seats.state.lock();
+        state.sit_idle(&self.0);
+        seats.tell(&state);
     }
 }
 
@@ -123,6 +158,7 @@ impl Drop for Seat {
         if !self.given_up.is_cancelled() {
             state.taken = state.taken.saturating_sub(1);
         }
+        self.seats.tell(&state);
     }
 }
 
@@ -138,7 +174,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_connection_that_is_idle_longest_gives_up_its_seat() {
-        let seats = Seats::new(3);
+        let seats = Seats::new(3, Counts::default());
         let first = seats.take().unwrap();
         later().await;
         let second = seats.take().unwrap();
@@ -158,7 +194,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_burst_sends_no_more_away_than_it_needs() {
-        let seats = Seats::new(2);
+        let seats = Seats::new(2, Counts::default());
         let old = [seats.take().unwrap(), seats.take().unwrap()];
         // Nobody who was sent away has left yet.
         let new = [seats.take().unwrap(), seats.take().unwrap()];
@@ -173,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn busy_connections_are_not_sent_away() {
-        let seats = Seats::new(2);
+        let seats = Seats::new(2, Counts::default());
         let (one, other) = (seats.take().unwrap(), seats.take().unwrap());
         let busy = (one.busy(), other.busy());
         assert!(seats.take().is_none());
@@ -184,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_seat_is_free_when_its_connection_has_ended() {
-        let seats = Seats::new(1);
+        let seats = Seats::new(1, Counts::default());
         for _ in 0..3 {
             let seat = seats.take().unwrap();
             drop(seat.busy());

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, Port};
+use super::counts::Counts;
 use super::limits::FrontConfig;
 use super::seats::Seats;
 use crate::openai::error::ApiError;
@@ -20,7 +21,8 @@ const REFUSALS: usize = 256;
 /// After the drain, for the last words of streams that were cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Serves until `shutdown`, then lets requests in flight end for the configured time and closes what is left.
+/// Serves until `shutdown`, then lets requests in flight end for the configured time and closes what is left. Its connections are
+/// not counted.
 pub async fn serve(
     listener: Listener,
     routes: Router,
@@ -31,6 +33,7 @@ pub async fn serve(
         routes,
         config: config.clone(),
         identity: None,
+        counts: Counts::default(),
         shutdown,
     };
     serve_port(listener, port, &CancellationToken::new()).await;
@@ -39,7 +42,7 @@ pub async fn serve(
 /// The same, with all that a port may have. `cut` is cancelled when the time for runs in flight is over, shortly before their
 /// connections are closed.
 pub(super) async fn serve_port(listener: Listener, port: Port, cut: &CancellationToken) {
-    let seats = Seats::new(port.config.max_connections);
+    let seats = Seats::new(port.config.max_connections, port.counts.clone());
     let mut connections = JoinSet::new();
     let mut refusals = JoinSet::new();
     loop {

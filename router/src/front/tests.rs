@@ -12,11 +12,14 @@ use baton_protocol::wire;
 use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use super::access::Access;
+use super::counts::Counts;
 use super::{Front, FrontConfig};
 use crate::clock::Clock;
 use crate::clock::Moment;
@@ -93,6 +96,7 @@ struct Setup {
     scripted: Scripted,
     config: FrontConfig,
     access: Access,
+    counts: Counts,
     started: Started,
 }
 
@@ -112,7 +116,22 @@ impl Setup {
             },
             config: FrontConfig::default(),
             access: Access::default(),
+            counts: Counts::default(),
             started,
+        }
+    }
+
+    /// What scrapers see of the front, now and later.
+    fn seen(&self) -> impl Fn(&[&str]) + use<> {
+        let mut registry = Registry::with_prefix("baton");
+        self.counts.register(&mut registry);
+        move |lines| {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            for line in lines {
+                let there = text.lines().any(|other| other == *line);
+                assert!(there, "{line} is missing in\n{text}");
+            }
         }
     }
 
@@ -128,6 +147,7 @@ impl Setup {
             self.access,
             Clock::start(),
             [7; 32],
+            self.counts,
         );
         (front, self.started)
     }

@@ -108,6 +108,62 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing() {
     assert!(started.try_recv().is_err(), "it was never run");
 }
 
+#[tokio::test(start_paused = true)]
+async fn scrapers_see_the_line_and_how_each_wait_ended() {
+    let setup = one_at_a_time(2);
+    let seen = setup.seen();
+    let (front, mut started) = setup.front();
+    let routes = front.routes();
+    let ask = |priority: i32| {
+        let request = chat(&json!({"priority": priority}));
+        tokio::spawn(routes.clone().oneshot(request))
+    };
+    let waiting = async |requests: usize| {
+        while front.gate.counts().1 != requests {
+            tokio::task::yield_now().await;
+        }
+    };
+    let first = ask(0);
+    let (_, sink) = started.recv().await.unwrap();
+    // One that leaves; one that is displaced by one more urgent; one that finds the line full; two that are served or too late.
+    let left = ask(0);
+    waiting(1).await;
+    left.abort();
+    waiting(0).await;
+    let served = ask(0);
+    waiting(1).await;
+    let displaced = ask(1);
+    waiting(2).await;
+    seen(&["baton_waiting_requests 2"]);
+    let late = ask(0);
+    assert_eq!(displaced.await.unwrap().unwrap().status(), 503);
+    assert_eq!(ask(5).await.unwrap().unwrap().status(), 503);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    finish(&sink).await;
+    first.await.unwrap().unwrap();
+    let (_, sink) = started.recv().await.unwrap();
+    assert_eq!(late.await.unwrap().unwrap().status(), 503);
+    let closed = ask(0);
+    waiting(1).await;
+    front.gate.close();
+    assert_eq!(closed.await.unwrap().unwrap().status(), 503);
+    finish(&sink).await;
+    served.await.unwrap().unwrap();
+    seen(&[
+        "baton_waiting_requests 0",
+        "baton_waiting_duration_seconds_count{outcome=\"left\"} 1",
+        "baton_waiting_duration_seconds_count{outcome=\"full\"} 1",
+        "baton_waiting_duration_seconds_count{outcome=\"served\"} 1",
+        "baton_waiting_duration_seconds_bucket{le=\"2.048\",outcome=\"served\"} 0",
+        "baton_waiting_duration_seconds_bucket{le=\"4.096\",outcome=\"served\"} 1",
+        "baton_waiting_duration_seconds_count{outcome=\"late\"} 1",
+        "baton_waiting_duration_seconds_count{outcome=\"closed\"} 1",
+        "baton_waiting_refusals_total{cause=\"full\"} 2",
+        "baton_waiting_refusals_total{cause=\"late\"} 1",
+        "baton_waiting_refusals_total{cause=\"closed\"} 1",
+    ]);
+}
+
 #[tokio::test]
 async fn an_answer_too_large_to_be_kept_is_asked_to_be_streamed() {
     let mut setup = Setup::new(says("x", Stop));

@@ -198,6 +198,7 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
 async fn idle_connections_make_room_and_busy_ones_do_not() {
     let mut setup = Setup::new(vec![token(0)]);
     setup.config.max_connections = 2;
+    let seen = setup.seen();
     let mut served = served(setup).await;
     let mut idle = Vec::new();
     for _ in 0..10 {
@@ -219,6 +220,14 @@ async fn idle_connections_make_room_and_busy_ones_do_not() {
     refused.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     assert!(answer.contains("retry-after: 1") && answer.contains("\"overloaded\""));
+    // Ten idle ones and two that sent: all but the last two made room for another.
+    seen(&[
+        "baton_connections{state=\"busy\"} 2",
+        "baton_connections{state=\"idle\"} 0",
+        "baton_connection_events_total{event=\"accepted\"} 12",
+        "baton_connection_events_total{event=\"displaced\"} 10",
+        "baton_connection_events_total{event=\"refused\"} 1",
+    ]);
     // The busy ones never noticed; when one has ended there is room.
     let (sink, mut client) = busy.pop().unwrap();
     sink.events
@@ -252,6 +261,7 @@ async fn bodies_that_do_not_come_keep_nobody_from_being_served() {
 async fn a_client_that_stops_reading_is_given_up() {
     let mut setup = Setup::new(Vec::new());
     setup.config.write_timeout = Duration::from_millis(100);
+    let seen = setup.seen();
     let mut served = served(setup).await;
     let fields = json!({"stream": true, "logprobs": true, "top_logprobs": 20});
     let mut client = send(served.address, &fields).await;
@@ -273,6 +283,12 @@ async fn a_client_that_stops_reading_is_given_up() {
         .await
         .unwrap();
     sink.client_gone.cancelled().await;
+    served.shutdown.cancel();
+    served.task.await.unwrap();
+    seen(&[
+        "baton_connection_events_total{event=\"stalled\"} 1",
+        "baton_connections{state=\"busy\"} 0",
+    ]);
 }
 
 #[tokio::test]
