@@ -161,6 +161,24 @@ pub enum Dispatch {
     },
 }
 
+impl Dispatch {
+    /// As records and messages name it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Grpc => "Grpc",
+            Self::OpenAiHttp { .. } => "OpenAiHttp",
+        }
+    }
+
+    /// How its KV is handed over, in a word: by Baton's own service for `Grpc`.
+    pub fn split_word(&self) -> &'static str {
+        match self {
+            Self::Grpc => "Grpc",
+            Self::OpenAiHttp { split, .. } => split.word(),
+        }
+    }
+}
+
 /// How an engine that is called over HTTP is told to compute a prompt for another one, or to take it over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all_fields = "camelCase")]

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::card::Card;
+use crate::card::{Card, Split};
 
 /// Where a fact is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -268,6 +268,21 @@ pub fn compatible(prefill: &Card, decode: &Card) -> Result<Mapping, Vec<Differen
     found.compare("layout.pipeline", &left.pipeline, &right.pipeline);
     found.compare("layout.engineHash", &left.engine_hash, &right.engine_hash);
 
+    let (left, right) = (&prefill.dispatch, &decode.dispatch);
+    let mut differ = |field: &str, left: &str, right: &str| {
+        found.0.push(Difference {
+            field: field.to_owned(),
+            prefill: left.to_owned(),
+            decode: right.to_owned(),
+        });
+    };
+    if left.word() != right.word() {
+        differ("dispatch.type", left.word(), right.word());
+    } else if left.split_word() != right.split_word() || left.split_word() == Split::None.word() {
+        // Engines that cannot hand over are alike in that, and still do not pair.
+        differ("dispatch.split", left.split_word(), right.split_word());
+    }
+
     let (left, right) = (&prefill.wire_versions, &decode.wire_versions);
     if left.lowest > right.highest || right.lowest > left.highest {
         found.0.push(Difference {
@@ -308,6 +323,7 @@ impl Differences {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::card::Dispatch;
     use crate::card::tests::card;
 
     fn fields(result: Result<Mapping, Vec<Difference>>) -> Vec<String> {
@@ -327,7 +343,7 @@ mod tests {
     #[test]
     fn each_differing_field_is_named_alone() {
         type Change = fn(&mut Card);
-        let table: [(&str, Change); 11] = [
+        let table: [(&str, Change); 12] = [
             ("identity.weights", |card| {
                 card.identity.weights = Fact::observed("other".into());
             }),
@@ -362,6 +378,13 @@ mod tests {
             ("layout.tensor", |card| {
                 card.layout.tensor = Fact::observed(2);
             }),
+            ("dispatch.type", |card| {
+                card.dispatch = Dispatch::OpenAiHttp {
+                    url: "http://h:1".into(),
+                    model: String::new(),
+                    split: Split::None,
+                };
+            }),
             ("wireVersions", |card| {
                 card.wire_versions.lowest = 7;
                 card.wire_versions.highest = 8;
@@ -373,6 +396,28 @@ mod tests {
             assert_eq!(fields(compatible(&card("p"), &other)), [field]);
             assert_eq!(fields(compatible(&other, &card("p"))), [field]);
         }
+    }
+
+    #[test]
+    fn engines_pair_only_where_they_hand_over_in_the_same_way() {
+        let split = |split| {
+            let mut card = card("w");
+            card.dispatch = Dispatch::OpenAiHttp {
+                url: "http://h:1".into(),
+                model: String::new(),
+                split,
+            };
+            card
+        };
+        let nixl = |lease_milliseconds| split(Split::NixlPull { lease_milliseconds });
+        let baton = split(Split::Baton {
+            lease_milliseconds: 1,
+        });
+        assert!(compatible(&nixl(1), &nixl(2)).is_ok());
+        assert_eq!(fields(compatible(&nixl(1), &baton)), ["dispatch.split"]);
+        // Neither can, so neither may.
+        let whole = split(Split::None);
+        assert_eq!(fields(compatible(&whole, &whole)), ["dispatch.split"]);
     }
 
     #[test]

@@ -102,6 +102,8 @@ impl Stream {
             step_remaining_milliseconds: 1.5,
             leases_open: 1,
             draining: false,
+            late_reads: 0,
+            failed_transfers: 0,
         }));
     }
 }

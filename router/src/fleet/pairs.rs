@@ -16,6 +16,8 @@ pub fn compatibility_key(card: &Card) -> String {
         card.route_filter,
         card.layout,
         card.wire_versions,
+        card.dispatch.word(),
+        card.dispatch.split_word(),
     ]);
     blake3::hash(read.to_string().as_bytes()).to_hex()[..32].to_owned()
 }

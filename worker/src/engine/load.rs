@@ -74,6 +74,9 @@ impl LoadBoard {
             step_remaining_milliseconds: remaining,
             leases_open: leases.total(),
             draining,
+            // Baton's own transports refuse a late read: nothing is served after its lease.
+            late_reads: 0,
+            failed_transfers: 0,
         }
     }
 }
