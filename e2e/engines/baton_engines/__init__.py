@@ -1,0 +1,1 @@
+"""Installs vLLM for tests and makes the model that they serve."""
