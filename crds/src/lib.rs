@@ -10,6 +10,7 @@
 //! | [`labels`] | names of labels, annotations and conditions |
 //! | [`placement`] | a policy as `baton-placement` has it |
 //! | [`worker_configuration`] | what a worker of a pool is started with |
+//! | [`engine`] | the command line of a pool's vLLM or SGLang server |
 //! | [`source`] | where a model comes from: exactly one of the sources, and the schemes of `uri` |
 //! | [`resources`] | what a set of files says, and [`read_documents`] / [`read_fleet`] that read it |
 //! | `schema` | which fields there are, what each may hold, and who can honour it |
@@ -23,6 +24,7 @@
 
 mod check;
 pub mod crd;
+pub mod engine;
 pub mod labels;
 mod nearest;
 mod node;
@@ -39,6 +41,7 @@ pub mod source;
 pub mod status;
 pub mod worker_configuration;
 
+pub use engine::{EngineCommand, EngineStart};
 pub use object::check_object;
 pub use policy::RoutePolicySpec;
 pub use pool::PoolSpec;
@@ -46,7 +49,7 @@ pub use problem::Problem;
 pub use resources::{Pool, PoolRole, Resources, RoutePolicy, read_documents, read_fleet};
 pub use source::ModelLocation;
 pub use status::{Condition, PoolStatus, RoutePolicyStatus};
-pub use worker_configuration::{Weights, WorkerConfiguration};
+pub use worker_configuration::{ServerOfWorker, Weights, WorkerConfiguration};
 
 /// API group of all three kinds.
 pub const GROUP: &str = "serving.baton.dev";

@@ -59,7 +59,7 @@ pub struct Model {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSource {
-    /// A `.gguf` file on the machine.
+    /// On the machine: a `.gguf` file for `Builtin`, a model's folder for `VLLM` and `SGLang`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// A place with a scheme, see [`ModelLocation`].
@@ -89,7 +89,7 @@ impl ModelSource {
 pub struct Engine {
     #[serde(rename = "type")]
     pub engine_type: EngineType,
-    /// Of the worker's container. Default: the operator's.
+    /// Of the container that computes. Default: the operator's, which `VLLM` and `SGLang` do not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// After Baton's own.
@@ -112,12 +112,24 @@ pub struct Engine {
     /// Longest context, prompt and answer together, in tokens. Default: the model's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_model_length: Option<i64>,
-    /// What moves KV.
-    #[serde(default)]
-    pub connector: Connector,
+    /// What moves KV; [`Engine::connector`] knows the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connector: Option<Connector>,
     /// How long steps take; only for `type: Simulated`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated: Option<SimulatedTiming>,
+}
+
+impl Engine {
+    /// What moves KV. Default: what the engine can without anything added to it.
+    #[must_use]
+    pub fn connector(&self) -> Connector {
+        self.connector.unwrap_or(match self.engine_type {
+            EngineType::Builtin | EngineType::Simulated => Connector::Baton,
+            EngineType::Vllm => Connector::Nixl,
+            EngineType::SgLang => Connector::Mooncake,
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,12 +138,43 @@ pub enum EngineType {
     Builtin,
     /// Block bookkeeping and transfers as real, computing time from constants.
     Simulated,
+    /// A vLLM server, with Baton's daemon beside it.
+    #[serde(rename = "VLLM")]
+    Vllm,
+    /// An SGLang server, with Baton's daemon beside it.
+    #[serde(rename = "SGLang")]
+    SgLang,
+}
+
+impl EngineType {
+    /// As the resources write it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Builtin => "Builtin",
+            Self::Simulated => "Simulated",
+            Self::Vllm => "VLLM",
+            Self::SgLang => "SGLang",
+        }
+    }
+
+    /// Whether it is a server of its own, to which the router speaks directly; the worker is a daemon beside it then.
+    #[must_use]
+    pub fn is_server(self) -> bool {
+        match self {
+            Self::Builtin | Self::Simulated => false,
+            Self::Vllm | Self::SgLang => true,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
     #[default]
     Auto,
+    F16,
+    BF16,
+    F32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,23 +182,33 @@ pub enum KvCacheDtype {
     #[default]
     Auto,
     F16,
+    BF16,
+    F8E4M3,
+    F8E5M2,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(
-    non_camel_case_types,
-    reason = "the names are those of the GGUF format"
-)]
 pub enum Quantization {
-    /// What the engine computes fastest with.
+    /// As the model's files have it.
     #[default]
     Auto,
+    /// The files are not quantized; nothing is done to them.
+    None,
+    Fp8,
+    Awq,
+    Gptq,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Connector {
-    #[default]
+    /// Baton's transports, each block verified.
     Baton,
+    /// The engine moves KV over NIXL.
+    Nixl,
+    /// The engine moves KV over Mooncake.
+    Mooncake,
+    /// KV stays where it was computed.
+    None,
 }
 
 /// Constants of the cost formulas, in units in which they are integers. What is left out is the simulated engine's own.

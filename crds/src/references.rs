@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::nearest::nearest;
 use crate::policy::PoolReference;
-use crate::pool::ModelSource;
+use crate::pool::{Connector, ModelSource};
 use crate::problem::Problem;
 use crate::resources::{Pool, PoolRole, Resources, RoutePolicy};
 use crate::source::ModelLocation;
@@ -267,8 +267,28 @@ fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
         ),
         (
             "spec.engine.type",
-            format!("{:?}", p.engine.engine_type),
-            format!("{:?}", d.engine.engine_type),
+            p.engine.engine_type.word().to_owned(),
+            d.engine.engine_type.word().to_owned(),
+        ),
+        (
+            "spec.engine.dtype",
+            format!("{:?}", p.engine.dtype),
+            format!("{:?}", d.engine.dtype),
+        ),
+        (
+            "spec.engine.kvCacheDtype",
+            format!("{:?}", p.engine.kv_cache_dtype),
+            format!("{:?}", d.engine.kv_cache_dtype),
+        ),
+        (
+            "spec.engine.quantization",
+            format!("{:?}", p.engine.quantization),
+            format!("{:?}", d.engine.quantization),
+        ),
+        (
+            "spec.engine.connector",
+            format!("{:?}", p.engine.connector()),
+            format!("{:?}", d.engine.connector()),
         ),
         (
             "spec.engine.blockSize",
@@ -278,7 +298,8 @@ fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
     ];
     let mut differences: Vec<String> = fields
         .into_iter()
-        .filter(|(_, left, right)| left != right)
+        // What the engine finds by itself may be the same.
+        .filter(|(_, left, right)| left != right && left != "Auto" && right != "Auto")
         .map(|(field, left, right)| {
             // A source is long, and where it is written says more than its value.
             if field == "spec.model.source" {
@@ -290,11 +311,15 @@ fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
             }
         })
         .collect();
-    if !p
-        .kv_pool
-        .transports
+    let moved_by_baton = [p, d]
         .iter()
-        .any(|transport| d.kv_pool.transports.contains(transport))
+        .all(|spec| spec.engine.connector() == Connector::Baton);
+    if moved_by_baton
+        && !p
+            .kv_pool
+            .transports
+            .iter()
+            .any(|transport| d.kv_pool.transports.contains(transport))
     {
         differences.push("spec.kvPool.transports have none in common".to_owned());
     }

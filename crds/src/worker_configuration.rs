@@ -4,16 +4,36 @@
 
 use serde_json::{Value, json};
 
-use crate::pool::{PoolSpec, SimulatedTiming, Transport};
+use crate::pool::{Connector, EngineType, PoolSpec, SimulatedTiming, Transport};
 use crate::resources::PoolRole;
 
 /// Where a worker finds its model's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Weights {
-    /// A `.gguf` file that the worker can open.
-    File(std::path::PathBuf),
+    /// A `.gguf` file or a model's folder that the worker can open.
+    Path(std::path::PathBuf),
+    /// A name that the engine fetches by itself; the worker beside it has no files then.
+    Hub {
+        name: String,
+        revision: Option<String>,
+    },
     /// Made by the worker itself.
     Tiny { seed: u64 },
+}
+
+/// The server that a worker is the daemon of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerOfWorker {
+    /// As the daemon reaches it, such as `http://127.0.0.1:8000`. For routers the daemon's own host takes the place of this one.
+    pub url: String,
+    /// Port of NIXL's side channel or of SGLang's bootstrap server.
+    pub connector_port: u16,
+    /// Host of NIXL's side channel; `None`: the daemon's own host for others, which only it knows.
+    pub connector_host: Option<String>,
+    /// Where the daemon waits for Baton's connector.
+    pub connector_socket: String,
+    /// How long the daemon waits for the server to answer.
+    pub start_timeout_seconds: i64,
 }
 
 /// One worker of a pool.
@@ -28,6 +48,8 @@ pub struct WorkerConfiguration<'a> {
     pub revision: Option<&'a str>,
     /// `None` for a simulated worker, which reads no weights.
     pub weights: Option<&'a Weights>,
+    /// Where the engine is a server of its own.
+    pub server: Option<&'a ServerOfWorker>,
     /// Level and domain, nearest level first.
     pub topology: Vec<(&'a str, &'a str)>,
     /// The tightest objective of the policies that use the pool: the worker bounds its mixed steps by it.
@@ -41,12 +63,15 @@ impl WorkerConfiguration<'_> {
     pub fn to_json(&self) -> Value {
         let spec = self.spec;
         let source = match self.weights {
-            Some(Weights::File(path)) => json!({ "path": path }),
-            Some(Weights::Tiny { seed }) => json!({ "builtin": { "name": "tiny", "seed": seed } }),
-            None => json!({ "builtin": { "name": "tiny", "seed": 0 } }),
+            Some(Weights::Path(path)) => Some(json!({ "path": path })),
+            Some(Weights::Tiny { seed }) => {
+                Some(json!({ "builtin": { "name": "tiny", "seed": seed } }))
+            }
+            Some(Weights::Hub { .. }) => None,
+            None => Some(json!({ "builtin": { "name": "tiny", "seed": 0 } })),
         };
         let mut engine = json!({
-            "type": format!("{:?}", spec.engine.engine_type),
+            "type": spec.engine.engine_type.word(),
             "blockSize": spec.engine.block_size,
         });
         if let Some(length) = spec.engine.max_model_length {
@@ -54,6 +79,9 @@ impl WorkerConfiguration<'_> {
         }
         if let Some(timing) = &spec.engine.simulated {
             engine["simulated"] = json!(seeded(timing, self.name));
+        }
+        if let Some(server) = self.server {
+            server.describe(spec, &mut engine);
         }
         let mut kv_pool = json!({
             "leaseSeconds": spec.kv_pool.lease_seconds,
@@ -77,13 +105,26 @@ impl WorkerConfiguration<'_> {
             "model": {
                 "name": spec.model.name,
                 "revision": spec.model.revision.as_deref().unwrap_or_default(),
-                "source": source,
             },
             "engine": engine,
             "kvPool": kv_pool,
             "topology": topology,
             "drainTimeoutSeconds": self.drain_seconds,
         });
+        if let Some(source) = source {
+            configuration["model"]["source"] = source;
+        }
+        if self.server.is_some() {
+            configuration["parallelism"] = json!({
+                "tensor": spec.parallelism.tensor,
+                "pipeline": spec.parallelism.pipeline,
+                "data": spec.parallelism.data,
+                "expert": spec.parallelism.expert,
+            });
+        }
+        if let Some(roles) = self.only_roles() {
+            configuration["roles"] = roles;
+        }
         if let Some(revision) = self.revision {
             configuration["revision"] = revision.into();
         }
@@ -91,6 +132,46 @@ impl WorkerConfiguration<'_> {
             configuration["tpotObjectiveMilliseconds"] = objective.into();
         }
         configuration
+    }
+
+    /// SGLang's servers are started for one of the two and can do nothing else.
+    fn only_roles(&self) -> Option<Value> {
+        let engine = &self.spec.engine;
+        let one = engine.engine_type == EngineType::SgLang && engine.connector() != Connector::None;
+        one.then(|| match self.role {
+            PoolRole::Prefill => json!(["Prefill"]),
+            PoolRole::Decode => json!(["Decode"]),
+        })
+    }
+}
+
+impl ServerOfWorker {
+    /// What the daemon is told of the server beside it: where it is, and what the pool says that it is.
+    fn describe(&self, spec: &PoolSpec, engine: &mut Value) {
+        let connector = spec.engine.connector();
+        engine["url"] = self.url.as_str().into();
+        engine["startTimeoutSeconds"] = self.start_timeout_seconds.into();
+        engine["dtype"] = json!(spec.engine.dtype);
+        engine["kvCacheDtype"] = json!(spec.engine.kv_cache_dtype);
+        engine["quantization"] = json!(spec.engine.quantization);
+        let sglang = spec.engine.engine_type == EngineType::SgLang;
+        engine["connector"] = match connector {
+            Connector::None => "None".into(),
+            // Whatever moves its bytes, what is said to it is the same.
+            _ if sglang => "Sglang".into(),
+            connector => json!(connector),
+        };
+        match connector {
+            Connector::None => {}
+            _ if sglang => engine["bootstrapPort"] = self.connector_port.into(),
+            Connector::Baton => {
+                engine["connectorSocket"] = self.connector_socket.as_str().into();
+            }
+            Connector::Nixl | Connector::Mooncake => {
+                let host = self.connector_host.as_deref().unwrap_or_default();
+                engine["sideChannel"] = format!("{host}:{}", self.connector_port).into();
+            }
+        }
     }
 }
 
@@ -129,7 +210,7 @@ mod tests {
     #[test]
     fn a_pods_worker_is_told_what_its_pool_declares() {
         let spec = spec(&json!({"type": "Builtin", "blockSize": 32, "maxModelLength": 512}));
-        let weights = Weights::File("/model/m.gguf".into());
+        let weights = Weights::Path("/model/m.gguf".into());
         let configuration = WorkerConfiguration {
             spec: &spec,
             role: PoolRole::Decode,
@@ -137,6 +218,7 @@ mod tests {
             pool: "d",
             revision: Some("abc"),
             weights: Some(&weights),
+            server: None,
             topology: Vec::new(),
             tpot_objective_milliseconds: Some(60),
             drain_seconds: 300,
@@ -153,6 +235,102 @@ mod tests {
         );
     }
 
+    /// As a daemon beside a server on this machine is told.
+    fn beside(engine: &Value, connector_host: Option<&str>) -> Value {
+        let mut spec = spec(engine);
+        spec.parallelism.tensor = 2;
+        let weights = Weights::Path("/models/tiny".into());
+        let server = ServerOfWorker {
+            url: "http://127.0.0.1:8200".into(),
+            connector_port: 5600,
+            connector_host: connector_host.map(Into::into),
+            connector_socket: "/run/baton/connector.sock".into(),
+            start_timeout_seconds: 900,
+        };
+        let configuration = WorkerConfiguration {
+            spec: &spec,
+            role: PoolRole::Prefill,
+            name: "p-0",
+            pool: "p",
+            revision: None,
+            weights: Some(&weights),
+            server: Some(&server),
+            topology: Vec::new(),
+            tpot_objective_milliseconds: None,
+            drain_seconds: 5,
+        };
+        configuration.to_json()
+    }
+
+    #[test]
+    fn a_daemon_is_told_where_its_server_is_and_what_the_pool_says_of_it() {
+        let told = beside(
+            &json!({"type": "VLLM", "blockSize": 32, "maxModelLength": 512, "dtype": "BF16"}),
+            Some("127.0.0.1"),
+        );
+        let engine = json!({
+            "type": "VLLM", "url": "http://127.0.0.1:8200", "blockSize": 32, "maxModelLength": 512,
+            "dtype": "BF16", "kvCacheDtype": "Auto", "quantization": "Auto", "connector": "Nixl",
+            "sideChannel": "127.0.0.1:5600", "startTimeoutSeconds": 900,
+        });
+        assert_eq!(told["engine"], engine);
+        assert_eq!(told["model"]["source"], json!({"path": "/models/tiny"}));
+        assert_eq!(
+            told["parallelism"],
+            json!({"tensor": 2, "pipeline": 1, "data": 1, "expert": 1})
+        );
+        assert_eq!(told["roles"], Value::Null, "it can do both");
+    }
+
+    #[test]
+    fn a_daemon_is_told_what_its_connector_needs_and_nothing_else() {
+        let members = |engine: &Value| {
+            let told = beside(engine, None)["engine"].clone();
+            [
+                "connector",
+                "sideChannel",
+                "connectorSocket",
+                "bootstrapPort",
+            ]
+            .map(|member| told[member].clone())
+        };
+        let null = Value::Null;
+        assert_eq!(
+            members(&json!({"type": "VLLM"})),
+            [json!("Nixl"), json!(":5600"), null.clone(), null.clone()],
+            "the daemon's own host for others"
+        );
+        assert_eq!(
+            members(&json!({"type": "VLLM", "connector": "Baton"})),
+            [
+                json!("Baton"),
+                null.clone(),
+                json!("/run/baton/connector.sock"),
+                null.clone()
+            ]
+        );
+        for connector in ["Mooncake", "Nixl"] {
+            assert_eq!(
+                members(&json!({"type": "SGLang", "connector": connector})),
+                [json!("Sglang"), null.clone(), null.clone(), json!(5600)]
+            );
+        }
+        assert_eq!(
+            members(&json!({"type": "SGLang", "connector": "None"})),
+            [json!("None"), null.clone(), null.clone(), null]
+        );
+    }
+
+    #[test]
+    fn a_server_of_sglang_can_do_one_thing_only() {
+        assert_eq!(
+            beside(&json!({"type": "SGLang"}), None)["roles"],
+            json!(["Prefill"])
+        );
+        let alone = json!({"type": "SGLang", "connector": "None"});
+        assert_eq!(beside(&alone, None)["roles"], Value::Null);
+    }
+
     #[test]
     fn the_noise_of_two_workers_differs_and_that_of_one_does_not() {
         let spec = spec(&json!({"type": "Simulated", "simulated": {"prefillBaseMicroseconds": 7}}));
@@ -164,6 +342,7 @@ mod tests {
                 pool: "p",
                 revision: None,
                 weights: None,
+                server: None,
                 topology: vec![("host", "a")],
                 tpot_objective_milliseconds: None,
                 drain_seconds: 5,

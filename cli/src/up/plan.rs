@@ -56,6 +56,14 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
             pool.spec.model.source.location(),
         ) {
             (EngineType::Simulated, _) => None,
+            (EngineType::Vllm | EngineType::SgLang, _) => {
+                let message = format!(
+                    "baton up of this version starts no {}: give Builtin or Simulated",
+                    pool.spec.engine.engine_type.word()
+                );
+                wrong("spec.engine.type", message);
+                None
+            }
             (EngineType::Builtin, Ok(ModelLocation::Cluster)) => {
                 wrong(
                     "spec.model.source",
@@ -145,6 +153,7 @@ pub(crate) fn worker_configuration(
         pool: &pool.metadata.name,
         revision: None,
         weights,
+        server: None,
         topology,
         tpot_objective_milliseconds: tpot_objective(pool, resources),
         drain_seconds: i64::from(DRAIN_SECONDS),

@@ -41,8 +41,6 @@ const fn field(
     }
 }
 
-const ONE_DEVICE: &str = "must be 1: engines Builtin and Simulated use one device";
-
 static POOL: &[Rule] = &[
     // A pool is the workers of one model: its policy, its pods' labels and the routers' index know it by that name. Changed in place, old
     // pods would serve one model and new ones another under one policy, and neither object can be changed together with the other.
@@ -65,12 +63,12 @@ static POOL: &[Rule] = &[
     rule(
         "model.source.uri",
         "self.contains('://')",
-        "must begin with a scheme: pypi://PACKAGE==VERSION/PATH, file:///PATH or builtin://tiny?seed=N",
+        "must begin with a scheme: pypi://PACKAGE==VERSION/PATH, file:///PATH, hf://ORGANISATION/NAME or builtin://tiny?seed=N",
     ),
     rule(
         "model.source.uri",
-        "!self.contains('://') || self.startsWith('pypi://') || self.startsWith('file://') || self.startsWith('builtin://')",
-        "scheme not supported, it must be one of pypi, file, builtin",
+        "!self.contains('://') || self.startsWith('pypi://') || self.startsWith('file://') || self.startsWith('hf://') || self.startsWith('builtin://')",
+        "scheme not supported, it must be one of pypi, file, hf, builtin",
     ),
     rule(
         "model.source.uri",
@@ -84,6 +82,11 @@ static POOL: &[Rule] = &[
     ),
     rule(
         "model.source.uri",
+        "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*(@[A-Za-z0-9][-A-Za-z0-9_.]*)?$')",
+        "must be hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION, of letters, digits and the characters - _ .",
+    ),
+    rule(
+        "model.source.uri",
         "!self.startsWith('pypi://') || self.matches('^pypi://[A-Za-z0-9][-A-Za-z0-9_.+!]*==[A-Za-z0-9][-A-Za-z0-9_.+!]*(/[^/]+)+$') && !self.matches('/[.][.]?(/|$)')",
         "must be pypi://PACKAGE==VERSION/PATH-INSIDE-THE-WHEEL",
     ),
@@ -91,6 +94,97 @@ static POOL: &[Rule] = &[
         "engine.blockSize",
         "self in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]",
         "must be a power of two from 2 to 1024",
+    ),
+    // What depends on the kind of engine.
+    field(
+        "",
+        ".model.source.uri",
+        "self.engine.type != 'Builtin' || !has(self.model.source) || !has(self.model.source.uri) || !self.model.source.uri.startsWith('hf://')",
+        "scheme hf is for engines VLLM and SGLang, which fetch by themselves: give Builtin a .gguf file",
+    ),
+    field(
+        "",
+        ".model.source.uri",
+        "!(self.engine.type in ['VLLM', 'SGLang']) || !has(self.model.source) || !has(self.model.source.uri) || !(self.model.source.uri.startsWith('pypi://') || self.model.source.uri.startsWith('builtin://'))",
+        "schemes pypi and builtin are for engine Builtin: give a model's folder (hostPath, file://) or hf://ORGANISATION/NAME",
+    ),
+    field(
+        "engine",
+        ".dtype",
+        "!has(self.dtype) || self.dtype == 'Auto' || self.type in ['VLLM', 'SGLang']",
+        "must be Auto with engines Builtin and Simulated",
+    ),
+    field(
+        "engine",
+        ".quantization",
+        "!has(self.quantization) || self.quantization == 'Auto' || self.type in ['VLLM', 'SGLang']",
+        "must be Auto with engines Builtin and Simulated",
+    ),
+    field(
+        "engine",
+        ".kvCacheDtype",
+        "!has(self.kvCacheDtype) || self.kvCacheDtype in ['Auto', 'F16'] || self.type in ['VLLM', 'SGLang']",
+        "must be Auto or F16 with engines Builtin and Simulated",
+    ),
+    field(
+        "engine",
+        ".kvCacheDtype",
+        "!has(self.kvCacheDtype) || self.kvCacheDtype != 'F16' || self.type != 'SGLang'",
+        "must be Auto, BF16, F8E4M3 or F8E5M2 with engine SGLang",
+    ),
+    field(
+        "engine",
+        ".connector",
+        "!has(self.connector) || self.connector == 'Baton' || self.type in ['VLLM', 'SGLang']",
+        "must be Baton with engines Builtin and Simulated",
+    ),
+    field(
+        "engine",
+        ".connector",
+        "!has(self.connector) || self.connector != 'Mooncake' || self.type != 'VLLM'",
+        "must be one of Nixl, Baton, None with engine VLLM",
+    ),
+    field(
+        "engine",
+        ".connector",
+        "!has(self.connector) || self.connector != 'Baton' || self.type != 'SGLang'",
+        "must be one of Mooncake, Nixl, None with engine SGLang",
+    ),
+    field(
+        "",
+        ".parallelism.tensor",
+        "self.engine.type in ['VLLM', 'SGLang'] || !has(self.parallelism) || !has(self.parallelism.tensor) || self.parallelism.tensor == 1",
+        "must be 1: engines Builtin and Simulated use one device",
+    ),
+    field(
+        "",
+        ".parallelism.pipeline",
+        "self.engine.type in ['VLLM', 'SGLang'] || !has(self.parallelism) || !has(self.parallelism.pipeline) || self.parallelism.pipeline == 1",
+        "must be 1: engines Builtin and Simulated use one device",
+    ),
+    field(
+        "",
+        ".parallelism.expert",
+        "self.engine.type in ['VLLM', 'SGLang'] || !has(self.parallelism) || !has(self.parallelism.expert) || self.parallelism.expert == 1",
+        "must be 1: engines Builtin and Simulated use one device",
+    ),
+    field(
+        "",
+        ".parallelism.expert",
+        "self.engine.type != 'VLLM' || !has(self.parallelism) || !has(self.parallelism.expert) || self.parallelism.expert == 1 || has(self.parallelism.tensor) && self.parallelism.expert == self.parallelism.tensor",
+        "must be 1 or as many as tensor: vLLM shares experts over all of these devices, or over none",
+    ),
+    field(
+        "",
+        ".parallelism.expert",
+        "self.engine.type != 'SGLang' || !has(self.parallelism) || !has(self.parallelism.expert) || self.parallelism.expert == 1 || has(self.parallelism.tensor) && self.parallelism.tensor % self.parallelism.expert == 0",
+        "must divide spec.parallelism.tensor",
+    ),
+    field(
+        "",
+        ".kvPool",
+        "!(self.engine.type in ['VLLM', 'SGLang']) || has(self.engine.connector) && self.engine.connector == 'Baton' || !has(self.kvPool) || !(has(self.kvPool.bytes) || has(self.kvPool.blocks))",
+        "bytes and blocks must be left out with engines VLLM and SGLang, unless the connector is Baton: the engine owns its memory, size it with spec.engine.args",
     ),
     field(
         "engine",
@@ -114,11 +208,16 @@ static POOL: &[Rule] = &[
         "[has(self.configMapKeyRef), has(self.secretKeyRef), has(self.fieldRef), has(self.resourceFieldRef)].filter(given, given).size() == 1",
         "must be exactly one of configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
     ),
-    rule("parallelism.tensor", "self == 1", ONE_DEVICE),
-    rule("parallelism.pipeline", "self == 1", ONE_DEVICE),
-    rule("parallelism.expert", "self == 1", ONE_DEVICE),
-    rule("parallelism.data", "self == 1", ONE_DEVICE),
-    rule("parallelism.nodesPerReplica", "self == 1", ONE_DEVICE),
+    rule(
+        "parallelism.data",
+        "self == 1",
+        "must be 1: copies behind one port have caches that no router can tell apart, raise spec.replicas instead",
+    ),
+    rule(
+        "parallelism.nodesPerReplica",
+        "self == 1",
+        "must be 1: replicas of several nodes are not supported yet by this version",
+    ),
     rule(
         "kvPool",
         "!(has(self.bytes) && has(self.blocks))",

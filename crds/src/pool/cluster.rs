@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{EngineType, PoolSpec};
+use super::{EngineType, Parallelism, PoolSpec};
 
 /// Devices of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,11 +57,18 @@ fn one() -> i32 {
 }
 
 impl PoolSpec {
-    /// Devices of each pod. Default: none for engines that compute on the processor (`Builtin`, `Simulated`).
+    /// Devices of each pod. Default: none for engines that compute on the processor (`Builtin`, `Simulated`), and what
+    /// `parallelism` says for the others.
     #[must_use]
     pub fn accelerators(&self) -> i32 {
         let needed = match self.engine.engine_type {
             EngineType::Builtin | EngineType::Simulated => 0,
+            EngineType::Vllm | EngineType::SgLang => {
+                let Parallelism {
+                    tensor, pipeline, ..
+                } = self.parallelism;
+                tensor.saturating_mul(pipeline)
+            }
         };
         self.accelerator.count.unwrap_or(needed)
     }
@@ -113,7 +120,7 @@ impl Disruption {
     }
 }
 
-/// A variable of the worker's environment.
+/// A variable of the environment of what computes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnvironmentVariable {
@@ -146,10 +153,10 @@ pub struct Template {
     /// `Volume`s.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Value>,
-    /// `VolumeMount`s of the worker's container.
+    /// `VolumeMount`s of the container that computes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume_mounts: Vec<Value>,
-    /// `requests` and `limits` of the worker's container, beside the accelerators.
+    /// `requests` and `limits` of the container that computes, beside the accelerators.
     #[serde(skip_serializing_if = "ResourceRequirements::is_empty")]
     pub resources: ResourceRequirements,
 }

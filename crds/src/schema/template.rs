@@ -52,12 +52,12 @@ pub(super) static TEMPLATE: &[Field] = &[
     ),
     field(
         "volumeMounts",
-        "Where the worker's container has them.",
+        "Where the container that computes has them.",
         keyed(&VOLUME_MOUNT, 32, &["mountPath"]),
     ),
     field(
         "resources",
-        "Processor and memory of the worker's container; accelerators are added to it.",
+        "Processor and memory of the container that computes; accelerators are added to it.",
         Shape::Object(RESOURCES),
     ),
 ];

@@ -2,6 +2,7 @@
 //!
 //! Two tests walk this one table, so that a file that `baton up` refuses is refused by a cluster, and for the same reason.
 
+mod engines;
 mod names;
 mod pods;
 mod references;
@@ -47,6 +48,7 @@ impl Case {
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     [
+        engines::CASES,
         names::CASES,
         values::CASES,
         relations::CASES,

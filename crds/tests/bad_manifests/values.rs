@@ -157,7 +157,7 @@ pub(crate) const CASES: &[Case] = &[
         "  engine:\n    type: Builtin\n    blockSize",
         "  engine: #!\n    blockSize",
         "spec.engine.type",
-        "is required: must be one of Builtin, Simulated",
+        "is required: must be one of Builtin, Simulated, VLLM, SGLang",
         "spec.engine.type: Required value",
     ),
     case(

@@ -132,6 +132,7 @@ impl<'a> Rendered<'a> {
             pool: &pool.name,
             revision: Some(particulars.revision),
             weights: self.weights.as_ref(),
+            server: None,
             // A pod does not know its node's domains; they are labels of the pod once it has a node.
             topology: Vec::new(),
             tpot_objective_milliseconds: particulars.tpot_objective_milliseconds,

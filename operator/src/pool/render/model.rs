@@ -30,7 +30,7 @@ pub(super) struct Mounted {
 impl Mounted {
     fn at(path: PathBuf, directory: &str, volume: Volume) -> Self {
         Self {
-            weights: Some(Weights::File(path)),
+            weights: Some(Weights::Path(path)),
             volume: Some(volume),
             mount: Some(VolumeMount {
                 name: VOLUME.to_owned(),
@@ -43,8 +43,16 @@ impl Mounted {
 }
 
 pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
-    if spec.engine.engine_type == EngineType::Simulated {
-        return Ok(Mounted::default());
+    match spec.engine.engine_type {
+        EngineType::Builtin => {}
+        EngineType::Simulated => return Ok(Mounted::default()),
+        kind @ (EngineType::Vllm | EngineType::SgLang) => {
+            let message = format!(
+                "spec.engine.type is {}: this version of the operator makes no pods of it",
+                kind.word()
+            );
+            return Err(Refusal::new("EngineUnsupported", message));
+        }
     }
     let source = &spec.model.source;
     let volume = Volume {
@@ -60,6 +68,10 @@ pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
             weights: Some(Weights::Tiny { seed }),
             ..Mounted::default()
         }),
+        Ok(ModelLocation::Hub { .. }) => Err(Refusal::new(
+            "InvalidSpec",
+            "spec.model.source.uri is an hf:// one: Builtin fetches nothing",
+        )),
         Ok(ModelLocation::PyPi { .. }) => Err(Refusal::new(
             "ModelSourceUnsupported",
             "spec.model.source.uri is a pypi:// one: pods do not fetch models from package indexes: put the file into an image or a volume",
@@ -67,7 +79,7 @@ pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
         Ok(ModelLocation::File(path)) => match &source.host_path {
             // A file:// is one of the worker's image.
             None => Ok(Mounted {
-                weights: Some(Weights::File(path)),
+                weights: Some(Weights::Path(path)),
                 ..Mounted::default()
             }),
             Some(host_path) => Ok(from_node(host_path, volume)),
