@@ -2,11 +2,17 @@
 //!
 //! Unknown fields are errors: a misspelt one must not silently mean its default.
 
+mod engine;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use baton_protocol::card::{Role, TopologyDomain};
 use serde::{Deserialize, Serialize};
+
+pub use engine::{
+    AdapterName, Connector, Dtype, EngineKind, EngineSettings, Quantization, SimulatedTiming,
+};
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +31,9 @@ pub struct WorkerConfig {
     pub revision: String,
     pub model: ModelConfig,
     pub engine: EngineSettings,
+    /// Devices of a server that runs beside the daemon.
+    #[serde(default)]
+    pub parallelism: Parallelism,
     #[serde(default)]
     pub kv_pool: KvPoolConfig,
     /// From the nearest level to the farthest.
@@ -46,14 +55,16 @@ pub struct ModelConfig {
     pub name: String,
     #[serde(default)]
     pub revision: String,
-    pub source: ModelSource,
+    /// Absent: a server that runs beside the daemon reads files that the daemon cannot see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ModelSource>,
 }
 
 /// Where the weights are from: `{"path": "/m.gguf"}` or `{"builtin": {"name": "tiny", "seed": 7}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ModelSource {
-    /// A GGUF file of the Llama architecture.
+    /// A GGUF file of the Llama architecture; for a server that runs beside the daemon the folder that it loads.
     Path(PathBuf),
     /// Weights made from a seed.
     Builtin(BuiltinModel),
@@ -74,84 +85,25 @@ pub enum BuiltinName {
     Tiny,
 }
 
-/// What computes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EngineSettings {
-    #[serde(rename = "type")]
-    pub kind: EngineKind,
-    /// Tokens of a KV block.
-    #[serde(default = "default_block_size")]
-    pub block_size: u32,
-    /// Tokens of one sequence; absent: the model's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_model_length: Option<u32>,
-    /// Sequences that may hold memory at once.
-    #[serde(default = "default_sequences")]
-    pub max_sequences: u32,
-    /// Tokens of one step; absent: what suits the engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_batched_tokens: Option<u32>,
-    /// Requests that may wait.
-    #[serde(default = "default_waiting")]
-    pub max_waiting: u32,
-    /// Only with `type: Simulated`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub simulated: Option<SimulatedTiming>,
-}
-
+/// How many devices share one copy of a model, by the dimension that is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EngineKind {
-    Builtin,
-    Simulated,
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Parallelism {
+    pub tensor: u32,
+    pub pipeline: u32,
+    pub data: u32,
+    pub expert: u32,
 }
 
-impl EngineSettings {
-    /// Tokens of one step.
-    ///
-    /// A processor computes some hundred tokens a second, so Builtin takes short steps: between them cancellations are heard and
-    /// blocks published, and a step's fixed cost is a few milliseconds. An accelerator wants long ones.
-    pub fn batched_tokens(&self) -> u32 {
-        let suitable = match self.kind {
-            EngineKind::Builtin => 256,
-            EngineKind::Simulated => 2048,
-        };
-        self.max_batched_tokens
-            .unwrap_or(suitable.max(self.max_sequences))
-    }
-}
-
-impl EngineKind {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Builtin => "Builtin",
-            Self::Simulated => "Simulated",
+impl Default for Parallelism {
+    fn default() -> Self {
+        Self {
+            tensor: 1,
+            pipeline: 1,
+            data: 1,
+            expert: 1,
         }
     }
-}
-
-/// Constants of simulated steps, as a pool's `engine.simulated` gives them. What is left out is the simulated engine's own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct SimulatedTiming {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_floor_microseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_base_microseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_per_token_nanoseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefill_per_token_pair_picoseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decode_base_microseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decode_per_sequence_nanoseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decode_per_context_token_picoseconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub jitter_percent: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seed: Option<u64>,
 }
 
 /// Memory for KV and how it is handed over. At most one of `blocks` and `bytes`; neither: a quarter of the free memory, but no more
@@ -245,7 +197,17 @@ impl WorkerConfig {
     /// [`ConfigError::Field`] names the first field that is out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let engine = &self.engine;
-        let rules: [(bool, &'static str, String); 12] = [
+        let rules: [(bool, &'static str, String); 14] = [
+            (
+                self.model.source.is_some() || engine.kind != EngineKind::Builtin,
+                "model.source",
+                "absent: engine.type Builtin loads its model from a file: name it".to_owned(),
+            ),
+            (
+                self.parallelism_is_sound(),
+                "parallelism",
+                "each of tensor, pipeline, data and expert must be from 1 to 65536".to_owned(),
+            ),
             (
                 !self.name.is_empty(),
                 "name",
@@ -324,7 +286,25 @@ impl WorkerConfig {
                 });
             }
         }
-        Ok(())
+        engine
+            .check_beside()
+            .map_err(|(field, problem)| ConfigError::Field {
+                worker: self.name.clone(),
+                field,
+                problem,
+            })
+    }
+
+    fn parallelism_is_sound(&self) -> bool {
+        let Parallelism {
+            tensor,
+            pipeline,
+            data,
+            expert,
+        } = self.parallelism;
+        [tensor, pipeline, data, expert]
+            .iter()
+            .all(|size| (1..=65_536).contains(size))
     }
 }
 
@@ -338,18 +318,6 @@ fn local_revision() -> String {
 
 fn default_drain_seconds() -> u64 {
     30
-}
-
-fn default_block_size() -> u32 {
-    16
-}
-
-fn default_sequences() -> u32 {
-    16
-}
-
-fn default_waiting() -> u32 {
-    256
 }
 
 #[cfg(test)]
@@ -378,6 +346,31 @@ mod tests {
         assert_eq!(config.roles, [Role::Prefill, Role::Decode]);
         assert_eq!(config.engine.block_size, 16);
         assert_eq!(config.kv_pool.lease_seconds, 30);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<WorkerConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn a_server_beside_the_daemon_is_told_where_it_is() {
+        let config: WorkerConfig = serde_json::from_value(serde_json::json!({
+            "name": "p0", "pool": "prefill", "role": "Prefill",
+            "model": {"name": "tiny", "revision": "r1", "source": {"path": "/models/tiny"}},
+            "engine": {
+                "type": "VLLM", "url": "http://127.0.0.1:8200", "blockSize": 32, "maxModelLength": 4096,
+                "dtype": "BF16", "kvCacheDtype": "Auto", "quantization": "None", "connector": "Nixl",
+                "sideChannel": "127.0.0.1:5600", "startTimeoutSeconds": 60,
+                "adapters": [{"name": "a", "revision": "1"}],
+            },
+            "parallelism": {"tensor": 2, "pipeline": 1, "data": 1, "expert": 1},
+        }))
+        .unwrap();
+        config.check().unwrap();
+        assert_eq!(config.engine.kv_cache_dtype.stated(), None);
+        assert_eq!(
+            Dtype("torch.bfloat16".into()).stated().as_deref(),
+            Some("BF16")
+        );
+        assert_eq!(config.parallelism.tensor, 2);
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<WorkerConfig>(&text).unwrap(), config);
     }
@@ -418,6 +411,41 @@ mod tests {
                 "/model/source",
                 serde_json::json!({"url": "x"}),
                 "unknown variant `url`",
+            ),
+            (
+                "/engine/url",
+                "http://127.0.0.1:8000".into(),
+                "engine.url: engine.type Builtin is no server",
+            ),
+            (
+                "/engine/type",
+                "VLLM".into(),
+                "engine.url: \"\": must be http://HOST:PORT",
+            ),
+            (
+                "/engine",
+                serde_json::json!({"type": "VLLM", "url": "http://h:1", "connector": "Sglang"}),
+                "engine.connector: VLLM has no connector Sglang",
+            ),
+            (
+                "/engine",
+                serde_json::json!({"type": "VLLM", "url": "http://h:1", "connector": "Nixl"}),
+                "engine.sideChannel: connector Nixl needs HOST:PORT",
+            ),
+            (
+                "/engine",
+                serde_json::json!({"type": "VLLM", "url": "http://h:1", "connector": "Baton"}),
+                "engine.connectorSocket",
+            ),
+            (
+                "/parallelism",
+                serde_json::json!({"tensor": 0}),
+                "parallelism: each",
+            ),
+            (
+                "/model",
+                serde_json::json!({"name": "m"}),
+                "model.source: absent",
             ),
         ] {
             let error = changed(pointer, value).unwrap_err();

@@ -104,6 +104,10 @@ impl Stream {
             draining: false,
             late_reads: 0,
             failed_transfers: 0,
+            expired_leases: 0,
+            events_skipped: 0,
+            event_gaps: 0,
+            preemptions: 0,
         }));
     }
 }

@@ -77,6 +77,10 @@ impl LoadBoard {
             // Baton's own transports refuse a late read: nothing is served after its lease.
             late_reads: 0,
             failed_transfers: 0,
+            expired_leases: 0,
+            events_skipped: 0,
+            event_gaps: 0,
+            preemptions: 0,
         }
     }
 }

@@ -9,7 +9,7 @@ use baton_protocol::identity::{Fact, Rope};
 use baton_protocol::ids::{Incarnation, WorkerId};
 
 use super::StartError;
-use crate::config::{EngineKind, WorkerConfig};
+use crate::config::WorkerConfig;
 use crate::model::ModelFacts;
 
 /// What only the running process knows.
@@ -48,10 +48,7 @@ pub(crate) fn write(config: &WorkerConfig, running: Running<'_>) -> Card {
         layout_digest: layout.digest(),
         layout,
         engine: EngineName {
-            kind: match engine.kind {
-                EngineKind::Builtin => "Builtin".to_owned(),
-                EngineKind::Simulated => "Simulated".to_owned(),
-            },
+            kind: engine.kind.word().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             connector: "Baton".to_owned(),
         },

@@ -35,14 +35,16 @@ pub(crate) fn load_model(
             settings.noise = percent as f64 / 100.0;
         }
         // A simulated worker needs no model; where it is given one, it takes that one's tokenizer and template.
-        if let ModelSource::Path(path) = &config.model.source {
+        if let Some(ModelSource::Path(path)) = &config.model.source {
             settings.text = Some(Text::of(builtin::load(path)?.facts()));
         }
         return Ok(Box::new(Simulated::new(settings)?));
     }
     let model: Box<dyn Model> = match &config.model.source {
-        ModelSource::Path(path) => Box::new(builtin::load(path)?),
-        ModelSource::Builtin(model) => Box::new(tiny::model(model.seed)),
+        Some(ModelSource::Path(path)) => Box::new(builtin::load(path)?),
+        Some(ModelSource::Builtin(model)) => Box::new(tiny::model(model.seed)),
+        // The configuration was checked: only a simulated model has none.
+        None => Box::new(tiny::model(0)),
     };
     Ok(match modelled {
         Some(timing) => Box::new(Modelled::new(model, simulated_coefficients(timing))),
@@ -146,7 +148,9 @@ pub(crate) fn make_pool(
 /// What computes, as the card says it: simulated workers are alike when they are told the same times.
 pub(crate) fn accelerator(engine: &EngineSettings) -> String {
     match engine.kind {
-        EngineKind::Builtin => format!("{}, 1 thread", machine::processor()),
+        EngineKind::Builtin | EngineKind::Vllm | EngineKind::Sglang => {
+            format!("{}, 1 thread", machine::processor())
+        }
         EngineKind::Simulated => {
             // The seed gives each its own noise, not its own speed.
             let told = SimulatedTiming {
@@ -177,7 +181,10 @@ pub(crate) fn make_engine(
     let stopwatch = move || started.elapsed().as_secs_f64() * 1e3;
     let prior = match config.engine.kind {
         EngineKind::Simulated => None,
-        EngineKind::Builtin => measure(model.as_mut(), &pool, &processor_time)?,
+        // Servers of their own are not made here.
+        EngineKind::Builtin | EngineKind::Vllm | EngineKind::Sglang => {
+            measure(model.as_mut(), &pool, &processor_time)?
+        }
     };
     let settings = &config.engine;
     let max_context = settings
