@@ -28,6 +28,9 @@ pub(crate) enum Command {
     Explain(ExplainArguments),
     /// Decide recorded requests anew: with their own policy all must come out as recorded, with another one see what changes.
     Replay(ReplayArguments),
+    /// Ends the process group of this leader when standard input ends without a word.
+    #[command(name = crate::up::group::COMMAND, hide = true)]
+    EndGroup { leader: u32 },
 }
 
 #[derive(Debug, Args)]
@@ -84,6 +87,25 @@ pub(crate) struct UpArguments {
         env = "BATON_READY_SECONDS"
     )]
     pub(crate) ready_seconds: u64,
+    /// The vLLM that pools of engine VLLM start: its path, or a name to find in PATH.
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        default_value = "vllm",
+        env = "BATON_VLLM"
+    )]
+    pub(crate) vllm: PathBuf,
+    /// The Python, with sglang installed, that pools of engine SGLang start: its path, or a name to find in PATH.
+    #[arg(
+        long,
+        value_name = "PYTHON",
+        default_value = "python3",
+        env = "BATON_SGLANG"
+    )]
+    pub(crate) sglang: PathBuf,
+    /// Folder of the Python package baton_vllm, for pools of engine VLLM with connector Baton [default: the one that belongs to this program].
+    #[arg(long, value_name = "DIR", env = "BATON_VLLM_CONNECTOR")]
+    pub(crate) vllm_connector: Option<PathBuf>,
     /// Where fetched models are kept [default: $XDG_CACHE_HOME/baton or ~/.cache/baton].
     #[arg(long, value_name = "DIR", env = "BATON_CACHE")]
     pub(crate) cache: Option<PathBuf>,

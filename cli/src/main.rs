@@ -117,6 +117,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Verdict> {
             Command::Ask(arguments) => ask::ask(arguments).await,
             Command::Explain(arguments) => explain::explain(arguments).await,
             Command::Replay(arguments) => replay::replay(arguments).await,
+            Command::EndGroup { leader } => up::group::watch(leader),
         }
     })
 }

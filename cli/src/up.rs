@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `plan` | which workers there are and what each is told (pure) |
 //! | `state_dir`, `processes`, `ports` | what the state directory holds; addresses kept over restarts |
+//! | `engine`, `group` | servers of vLLM and SGLang beside their daemons; their processes, which must not outlive us |
 //! | `child`, `supervise`, `backoff` | a child that cannot outlive us, kept running, ended in bounded time |
 //! | `ready` | when all is ready, and what is shown until then |
 //! | `traffic`, `prompts`, `tour`, `check` | what `--tour` and `--check` send, and what they make of it |
@@ -11,6 +12,8 @@
 mod backoff;
 mod check;
 mod child;
+mod engine;
+pub(crate) mod group;
 pub(crate) mod interrupt;
 mod plan;
 mod ports;
@@ -29,11 +32,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_crds::{PoolRole, Resources, Weights};
+use baton_crds::{ModelLocation, Pool, PoolRole, Resources, Weights};
 use baton_placement::policy::Policy;
 use serde_json::{Value, json};
 
-use self::child::Program;
+use self::child::{Maker, Program};
+use self::engine::{Engines, Server};
 use self::interrupt::Interrupt;
 use self::plan::WorkerPlan;
 use self::ports::Ports;
@@ -48,11 +52,13 @@ use crate::model;
 use crate::{manifests, terminal};
 
 /// Where one worker is reached.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Addresses {
     control: SocketAddr,
     transfer: SocketAddr,
     admin: SocketAddr,
+    /// The server that the worker is the daemon of.
+    server: Option<Server>,
 }
 
 /// # Errors
@@ -68,6 +74,10 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     if arguments.check {
         check::possible(&policies)?;
     }
+    let folder = own_folder()?;
+    let path = std::env::var_os("PATH");
+    let engines = Engines::find(&arguments, &resources, path.as_deref(), &folder)
+        .map_err(|problems| manifests::refused(&problems))?;
     let token = client::token(arguments.admin_token_file.as_deref())?;
     let state = StateDir::open(&arguments.state_dir)?;
     let interrupt = Interrupt::listen()?;
@@ -77,16 +87,21 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     let admin = ports.take(arguments.admin, "--admin")?;
     let addresses = workers
         .iter()
-        .map(|_| {
+        .map(|worker| {
+            let engine = resources.pools[worker.pool].spec.engine.engine_type;
             Ok(Addresses {
                 control: ports.free()?,
                 transfer: ports.free()?,
                 admin: ports.free()?,
+                server: match engine.is_server() {
+                    true => Some(Server::place(worker, &state, &mut ports)?),
+                    false => None,
+                },
             })
         })
         .collect::<anyhow::Result<Vec<Addresses>>>()?;
 
-    let programs = Programs::beside_this_one()?;
+    let programs = Programs::in_folder(&folder)?;
     let cache = model::cache_folder(arguments.cache.as_deref(), |name| std::env::var_os(name))?;
     let weights = tokio::select! {
         weights = obtain(&workers, &resources, &cache) => weights?,
@@ -101,7 +116,7 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
         [listen, admin],
         arguments.admin_token_file.as_deref(),
     )?;
-    let children = workers
+    let starts = workers
         .iter()
         .zip(&addresses)
         .map(|(worker, addresses)| {
@@ -109,9 +124,24 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
                 .location
                 .as_ref()
                 .and_then(|location| weights.get(&format!("{location:?}")));
-            worker_program(&programs, &state, worker, &resources, weights, *addresses)
+            let pool = &resources.pools[worker.pool];
+            let described = addresses.server.as_ref().map(|server| {
+                let patience = i64::try_from(arguments.ready_seconds).unwrap_or(i64::MAX);
+                server.described(patience)
+            });
+            let configuration =
+                plan::worker_configuration(worker, &resources, weights, described.as_ref());
+            let server = match (&addresses.server, weights) {
+                (Some(server), Some(weights)) => {
+                    engines.start(worker, pool, weights, server, &state)?
+                }
+                _ => None,
+            };
+            let daemon =
+                worker_program(&programs, &state, worker, pool, &configuration, addresses)?;
+            Ok((daemon, server))
         })
-        .collect::<anyhow::Result<Vec<Program>>>()?;
+        .collect::<anyhow::Result<Vec<(Program, Option<Program>)>>>()?;
 
     let processes = Arc::new(Processes::new(&state.path)?);
     let mut supervisor = Supervisor::new(processes);
@@ -123,14 +153,19 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
         "router",
         supervisor.keep(router, process("router", "router", listen)),
     );
-    for ((worker, addresses), program) in workers.iter().zip(&addresses).zip(children) {
+    for ((worker, addresses), (daemon, server)) in workers.iter().zip(&addresses).zip(starts) {
         let role = match worker.role {
             PoolRole::Prefill => "prefill",
             PoolRole::Decode => "decode",
         };
+        if let (Some(program), Some(server)) = (server, &addresses.server) {
+            let name = program.name.clone();
+            let health = supervisor.keep_beneath(program, process(&name, "engine", server.http));
+            fleet.add_under(&name, &worker.name, health);
+        }
         fleet.add(
             &worker.name,
-            supervisor.keep(program, process(&worker.name, role, addresses.control)),
+            supervisor.keep(daemon, process(&worker.name, role, addresses.control)),
         );
     }
 
@@ -221,12 +256,26 @@ async fn obtain(
     let mut weights = BTreeMap::new();
     for (location, pool) in plan::locations(workers) {
         let title = || format!("{}: spec.model.source", resources.pools[pool].title());
-        weights.insert(
-            format!("{location:?}"),
-            model::obtain(&location, cache).await.with_context(title)?,
-        );
+        let engine = resources.pools[pool].spec.engine.engine_type;
+        let found = match &location {
+            ModelLocation::File(path) if engine.is_server() => {
+                engine::model_folder(path).with_context(title)?;
+                Weights::Path(path.clone())
+            }
+            location => model::obtain(location, cache).await.with_context(title)?,
+        };
+        weights.insert(format!("{location:?}"), found);
     }
     Ok(weights)
+}
+
+/// Where this program is, and what belongs to it.
+fn own_folder() -> anyhow::Result<PathBuf> {
+    let this = std::env::current_exe().context("cannot say where this program is")?;
+    // A link (`kubectl-baton`) may stand elsewhere.
+    let this = this.canonicalize().unwrap_or(this);
+    let folder = this.parent().context("a program is in a folder")?;
+    Ok(folder.to_path_buf())
 }
 
 /// The programs that belong to this one.
@@ -237,11 +286,7 @@ struct Programs {
 }
 
 impl Programs {
-    fn beside_this_one() -> anyhow::Result<Self> {
-        let this = std::env::current_exe().context("cannot say where this program is")?;
-        // A link (`kubectl-baton`) may stand elsewhere.
-        let this = this.canonicalize().unwrap_or(this);
-        let folder = this.parent().context("a program is in a folder")?;
+    fn in_folder(folder: &Path) -> anyhow::Result<Self> {
         let find = |name: &str| {
             let path = folder.join(name);
             anyhow::ensure!(
@@ -305,25 +350,26 @@ fn worker_program(
     programs: &Programs,
     state: &StateDir,
     worker: &WorkerPlan,
-    resources: &Resources,
-    weights: Option<&Weights>,
-    addresses: Addresses,
+    pool: &Pool,
+    configuration: &Value,
+    addresses: &Addresses,
 ) -> anyhow::Result<Program> {
-    let configuration = plan::worker_configuration(worker, resources, weights);
     let arguments = [
-        ("--config", write(state, &worker.name, &configuration)?),
+        ("--config", write(state, &worker.name, configuration)?),
         ("--control", addresses.control.to_string()),
         ("--transfer", addresses.transfer.to_string()),
         ("--admin", addresses.admin.to_string()),
         ("--hash-key-file", hash_key(state)?),
     ];
-    Ok(program(
-        state,
-        &worker.name,
-        &programs.worker,
-        &["serve"],
-        &arguments,
-    ))
+    let words = &["serve"];
+    let mut program = program(state, &worker.name, &programs.worker, words, &arguments);
+    // What the pool says to its engine goes to the process that the engine is in.
+    if addresses.server.is_none() {
+        let own = pool.spec.engine.args.iter().cloned();
+        program.arguments.extend(own);
+        program.environment.extend(engine::environment(pool));
+    }
+    Ok(program)
 }
 
 fn program(
@@ -344,6 +390,8 @@ fn program(
             .map(|word| (*word).to_owned())
             .chain(flags)
             .collect(),
+        environment: Vec::new(),
+        maker: Maker::Ours,
         log: state.log(name),
     }
 }

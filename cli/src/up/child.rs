@@ -1,7 +1,8 @@
 //! One child process: started so that it cannot outlive us, its words in a log, ended in bounded time.
 //!
 //! A child holds the read end of a pipe as its standard input. Whatever ends this process, a `SIGKILL` too, closes the
-//! write end, and a child that was given `--exit-on-stdin-eof` ends then.
+//! write end, and a child that was given `--exit-on-stdin-eof` ends then. A program that is not ours has a watch instead
+//! ([`super::group`]), and is ended with all processes that it made.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -10,8 +11,10 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Signal, kill_process, kill_process_group};
 use tokio::process::{ChildStdin, Command};
+
+use super::group::{self, Watch};
 
 /// What is started.
 #[derive(Debug, Clone)]
@@ -19,7 +22,19 @@ pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) arguments: Vec<String>,
+    /// Beside what this process has.
+    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) maker: Maker,
     pub(crate) log: PathBuf,
+}
+
+/// Who made a program, and so how it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Maker {
+    /// It ends with its standard input, and makes no processes.
+    Ours,
+    /// It is to be ended, together with the processes that it made.
+    Others,
 }
 
 /// A child that runs.
@@ -29,6 +44,8 @@ pub(crate) struct Child {
     pid: u32,
     /// Held open: its end tells the child that we are gone.
     _alive: Option<ChildStdin>,
+    /// Only of a program that is not ours.
+    watch: Option<Watch>,
     log: PathBuf,
     /// Where in the log its own words begin.
     log_start: u64,
@@ -43,10 +60,17 @@ impl Child {
             .with_context(|| format!("cannot write {}", program.log.display()))?;
         let log_start = log.metadata().map_or(0, |metadata| metadata.len());
         let second = log.try_clone().context("cannot share a log file")?;
+        let ours = program.maker == Maker::Ours;
         let mut process = Command::new(&program.path)
             .args(&program.arguments)
-            .arg("--exit-on-stdin-eof")
-            .stdin(Stdio::piped())
+            .args(ours.then_some("--exit-on-stdin-eof"))
+            .envs(
+                program
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            )
+            .stdin(if ours { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::from(log))
             .stderr(Stdio::from(second))
             // Ctrl-C at the terminal is ours to pass on.
@@ -54,17 +78,23 @@ impl Child {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| {
-                format!(
-                    "cannot start {}: run make build, it belongs beside the baton program",
-                    program.path.display()
-                )
+                let path = program.path.display();
+                if ours {
+                    format!(
+                        "cannot start {path}: run make build, it belongs beside the baton program"
+                    )
+                } else {
+                    format!("cannot start {path}, the program of {}", program.name)
+                }
             })?;
         let pid = process.id().context("a child that was started has an id")?;
         let alive = process.stdin.take();
+        let watch = if ours { None } else { Some(Watch::start(pid)?) };
         Ok(Self {
             process,
             pid,
             _alive: alive,
+            watch,
             log: program.log.clone(),
             log_start,
         })
@@ -84,7 +114,7 @@ impl Child {
 
     /// Asks it to end, and makes it end when it has not after `patience`.
     pub(crate) async fn end(&mut self, patience: Duration, hurry: impl Future<Output = ()>) {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
+        let Some(pid) = group::of(self.pid) else {
             return;
         };
         // The process is not reaped yet, so the id is still its own; it may have ended, which is no error.
@@ -98,6 +128,19 @@ impl Child {
             let _ = kill_process_group(pid, Signal::KILL);
             let _ = self.process.wait().await;
         }
+        self.sweep().await;
+    }
+
+    /// Once it has ended: ends what it left behind.
+    pub(crate) async fn sweep(&mut self) {
+        let Some(watch) = self.watch.take() else {
+            return;
+        };
+        // A group lives as long as one of its processes, and while it lives its number is no other's.
+        if let Some(group) = group::of(self.pid) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        watch.release().await;
     }
 
     /// The last line that it wrote.
@@ -143,6 +186,8 @@ mod tests {
             path: "/bin/sh".into(),
             // `--exit-on-stdin-eof` becomes the script's `$0`.
             arguments: vec!["-c".into(), script.into()],
+            environment: Vec::new(),
+            maker: Maker::Ours,
             log: folder.join("shell.log"),
         }
     }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use baton_crds::pool::EngineType;
 use baton_crds::resources::Metadata;
-use baton_crds::{ModelLocation, Pool, PoolRole, Problem, Resources, Weights, WorkerConfiguration};
+use baton_crds::{
+    ModelLocation, Pool, PoolRole, Problem, Resources, ServerOfWorker, Weights, WorkerConfiguration,
+};
 use serde_json::{Value, json};
 
 /// How long a worker that is told to end waits for what it runs, in seconds.
@@ -56,15 +58,7 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
             pool.spec.model.source.location(),
         ) {
             (EngineType::Simulated, _) => None,
-            (EngineType::Vllm | EngineType::SgLang, _) => {
-                let message = format!(
-                    "baton up of this version starts no {}: give Builtin or Simulated",
-                    pool.spec.engine.engine_type.word()
-                );
-                wrong("spec.engine.type", message);
-                None
-            }
-            (EngineType::Builtin, Ok(ModelLocation::Cluster)) => {
+            (_, Ok(ModelLocation::Cluster)) => {
                 wrong(
                     "spec.model.source",
                     "an image or a claim can only be mounted by a cluster: give hostPath or uri"
@@ -72,12 +66,20 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
                 );
                 None
             }
-            (EngineType::Builtin, Ok(location)) => Some(location),
-            (EngineType::Builtin, Err(error)) => {
+            (_, Ok(location)) => Some(location),
+            (_, Err(error)) => {
                 wrong("spec.model.source", error.to_string());
                 None
             }
         };
+        for (variable, given) in pool.spec.engine.env.iter().enumerate() {
+            if given.value_from.is_some() {
+                wrong(
+                    &format!("spec.engine.env[{variable}].valueFrom"),
+                    "only a cluster has such values: give value".to_owned(),
+                );
+            }
+        }
         for replica in 0..pool.spec.replicas {
             let name = format!("{}-{replica}", pool.metadata.name);
             workers.push(WorkerPlan {
@@ -139,6 +141,7 @@ pub(crate) fn worker_configuration(
     worker: &WorkerPlan,
     resources: &Resources,
     weights: Option<&Weights>,
+    server: Option<&ServerOfWorker>,
 ) -> Value {
     let pool = &resources.pools[worker.pool];
     let mut topology: Vec<_> = pool.spec.topology.path().collect();
@@ -153,7 +156,7 @@ pub(crate) fn worker_configuration(
         pool: &pool.metadata.name,
         revision: None,
         weights,
-        server: None,
+        server,
         topology,
         tpot_objective_milliseconds: tpot_objective(pool, resources),
         drain_seconds: i64::from(DRAIN_SECONDS),
@@ -241,8 +244,12 @@ mod tests {
             "uri: \"builtin://tiny?seed=7\"",
         );
         let workers = workers(&resources).unwrap();
-        let configuration =
-            worker_configuration(&workers[0], &resources, Some(&Weights::Tiny { seed: 7 }));
+        let configuration = worker_configuration(
+            &workers[0],
+            &resources,
+            Some(&Weights::Tiny { seed: 7 }),
+            None,
+        );
         assert_eq!(
             configuration,
             json!({
@@ -265,7 +272,7 @@ mod tests {
         let workers = workers(&resources).unwrap();
         for worker in &workers {
             let configuration =
-                worker_configuration(worker, &resources, Some(&Weights::Tiny { seed: 7 }));
+                worker_configuration(worker, &resources, Some(&Weights::Tiny { seed: 7 }), None);
             assert_eq!(
                 configuration["topology"],
                 json!([{"level": "host", "domain": "localhost"}])
@@ -281,8 +288,9 @@ mod tests {
         );
         let workers = workers(&resources).unwrap();
         assert_eq!(workers[0].location, None);
-        let timing =
-            |worker| worker_configuration(worker, &resources, None)["engine"]["simulated"].clone();
+        let timing = |worker| {
+            worker_configuration(worker, &resources, None, None)["engine"]["simulated"].clone()
+        };
         assert_eq!(timing(&workers[0])["prefillBaseMicroseconds"], 7);
         assert_ne!(timing(&workers[0])["seed"], timing(&workers[1])["seed"]);
         assert_eq!(timing(&workers[0]), timing(&workers[0]));
@@ -321,6 +329,20 @@ mod tests {
                 format!("f.yaml:23: RoutePolicy q: {problem}"),
             ]
         );
+    }
+
+    #[test]
+    fn a_value_of_a_cluster_is_a_problem_here() {
+        let resources = resources(
+            "  engine: {type: Builtin, env: [{name: A, value: b}, {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]}",
+            "uri: \"builtin://tiny?seed=7\"",
+        );
+        let problems = workers(&resources).unwrap_err();
+        assert_eq!(
+            problems[0].to_string(),
+            "f.yaml:14: PrefillPool prefill: spec.engine.env[1].valueFrom: only a cluster has such values: give value"
+        );
+        assert_eq!(problems.len(), 1);
     }
 
     #[test]

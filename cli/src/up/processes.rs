@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// `router`, `prefill` or `decode`.
+    /// `router`, `prefill` or `decode`; `engine` for a server beside its worker.
     pub(crate) role: String,
     pub(crate) pid: u32,
-    /// Where it is reached: a router's OpenAI API, a worker's control service.
+    /// Where it is reached: a router's or an engine's OpenAI API, a worker's control service.
     pub(crate) address: String,
 }
 

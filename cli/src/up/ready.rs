@@ -20,7 +20,16 @@ const ANSWER: Duration = Duration::from_secs(5);
 pub(crate) struct Fleet {
     admin: Client,
     /// The router first.
-    children: Vec<(String, Arc<Health>)>,
+    children: Vec<Seen>,
+}
+
+/// One child, and what of the router's view says that it serves.
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    /// The worker's name; of an engine's server, its worker's.
+    worker: String,
+    health: Arc<Health>,
 }
 
 impl Fleet {
@@ -32,7 +41,16 @@ impl Fleet {
     }
 
     pub(crate) fn add(&mut self, name: &str, health: Arc<Health>) {
-        self.children.push((name.to_owned(), health));
+        self.add_under(name, name, health);
+    }
+
+    /// A child that serves when this worker does.
+    pub(crate) fn add_under(&mut self, name: &str, worker: &str, health: Arc<Health>) {
+        self.children.push(Seen {
+            name: name.to_owned(),
+            worker: worker.to_owned(),
+            health,
+        });
     }
 
     /// Returns when the router answers and sees every worker ready. A child that fails before ends the wait from outside.
@@ -54,7 +72,7 @@ impl Fleet {
             let waiting = self
                 .children
                 .iter()
-                .filter(|(_, health)| !health.is_ready())
+                .filter(|child| !child.health.is_ready())
                 .count();
             status.show(
                 &progress(&self.children),
@@ -104,9 +122,9 @@ impl Fleet {
     }
 
     fn note(&self, view: &Value) {
-        for (index, (name, health)) in self.children.iter().enumerate() {
-            if index == 0 || state_of(view, name) == Some("Ready") {
-                health.has_served();
+        for (index, child) in self.children.iter().enumerate() {
+            if index == 0 || state_of(view, &child.worker) == Some("Ready") {
+                child.health.has_served();
             }
         }
     }
@@ -138,8 +156,8 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn progress(children: &[(String, Arc<Health>)]) -> String {
-    let words = children.iter().map(|(name, health)| {
+fn progress(children: &[Seen]) -> String {
+    let words = children.iter().map(|Seen { name, health, .. }| {
         format!(
             "{name} {}",
             if health.is_ready() {
@@ -229,14 +247,16 @@ mod tests {
         for name in ["router", "prefill-0", "decode-0"] {
             fleet.add(name, Arc::new(Health::default()));
         }
+        let server = Arc::new(Health::default());
+        fleet.add_under("prefill-0-engine", "prefill-0", server);
         assert_eq!(
             progress(&fleet.children),
-            "router loading · prefill-0 loading · decode-0 loading"
+            "router loading · prefill-0 loading · decode-0 loading · prefill-0-engine loading"
         );
         fleet.note(&view());
         assert_eq!(
             progress(&fleet.children),
-            "router ready · prefill-0 ready · decode-0 loading"
+            "router ready · prefill-0 ready · decode-0 loading · prefill-0-engine ready"
         );
     }
 

@@ -43,8 +43,11 @@ impl Health {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     children: JoinSet<anyhow::Result<()>>,
+    /// What the others speak to, and so ended after them.
+    beneath: JoinSet<anyhow::Result<()>>,
     processes: Arc<Processes>,
     stop: CancellationToken,
+    stop_beneath: CancellationToken,
     hurry: CancellationToken,
 }
 
@@ -52,8 +55,10 @@ impl Supervisor {
     pub(crate) fn new(processes: Arc<Processes>) -> Self {
         Self {
             children: JoinSet::new(),
+            beneath: JoinSet::new(),
             processes,
             stop: CancellationToken::new(),
+            stop_beneath: CancellationToken::new(),
             hurry: CancellationToken::new(),
         }
     }
@@ -65,26 +70,47 @@ impl Supervisor {
 
     /// Starts a child and keeps it running. `process` without its id is what `processes.json` says of it.
     pub(crate) fn keep(&mut self, program: Program, process: Process) -> Arc<Health> {
+        let (kept, health) = self.kept(program, process, self.stop.clone());
+        self.children.spawn(kept.run());
+        health
+    }
+
+    /// As [`Supervisor::keep`], for one that is ended when those have ended that speak to it.
+    pub(crate) fn keep_beneath(&mut self, program: Program, process: Process) -> Arc<Health> {
+        let (kept, health) = self.kept(program, process, self.stop_beneath.clone());
+        self.beneath.spawn(kept.run());
+        health
+    }
+
+    fn kept(
+        &self,
+        program: Program,
+        process: Process,
+        stop: CancellationToken,
+    ) -> (Kept, Arc<Health>) {
         let health = Arc::new(Health::default());
         let kept = Kept {
             program,
             process,
             processes: Arc::clone(&self.processes),
             health: Arc::clone(&health),
-            stop: self.stop.clone(),
+            stop,
             hurry: self.hurry.clone(),
         };
-        self.children.spawn(kept.run());
-        health
+        (kept, health)
     }
 
     /// The first child that is given up, as an error. Pends while all are kept.
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
-        match self.children.join_next().await {
-            Some(Ok(Err(error))) => error,
-            Some(Ok(Ok(()))) => anyhow!("a child was let go while all was to run"),
-            Some(Err(error)) => anyhow!("the task that keeps a child ended: {error}"),
-            None => std::future::pending().await,
+        let ended = tokio::select! {
+            Some(ended) = self.children.join_next() => ended,
+            Some(ended) = self.beneath.join_next() => ended,
+            else => return std::future::pending().await,
+        };
+        match ended {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => anyhow!("a child was let go while all was to run"),
+            Err(error) => anyhow!("the task that keeps a child ended: {error}"),
         }
     }
 
@@ -92,6 +118,8 @@ impl Supervisor {
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         while self.children.join_next().await.is_some() {}
+        self.stop_beneath.cancel();
+        while self.beneath.join_next().await.is_some() {}
     }
 }
 
@@ -124,6 +152,7 @@ impl Kept {
                     return self.processes.ended(&self.program.name);
                 }
             };
+            child.sweep().await;
             self.processes.ended(&self.program.name)?;
             if self.stop.is_cancelled() {
                 break;
@@ -165,6 +194,7 @@ impl Kept {
 mod tests {
     use std::path::Path;
 
+    use super::super::child::Maker;
     use super::*;
 
     /// None of these takes a second on a machine that works.
@@ -175,6 +205,8 @@ mod tests {
             name: name.into(),
             path: "/bin/sh".into(),
             arguments: vec!["-c".into(), script.into()],
+            environment: Vec::new(),
+            maker: Maker::Ours,
             log: folder.join(format!("{name}.log")),
         }
     }
@@ -283,5 +315,79 @@ mod tests {
             assert!(!Path::new(&format!("/proc/{pid}")).exists());
         }
         assert_eq!(Processes::read(folder.path()).unwrap(), []);
+    }
+
+    /// Whether a process runs; one that was ended and not yet waited for does not.
+    fn runs(pid: &str) -> bool {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after = state.rsplit_once(") ").map_or("", |(_, after)| after);
+        !after.is_empty() && !after.starts_with('Z')
+    }
+
+    #[tokio::test]
+    async fn what_a_crashed_program_of_others_made_is_ended_before_it_is_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut supervisor = supervisor(folder.path());
+        // Each start leaves a process behind and crashes once it may.
+        let script = format!(
+            "sleep 1000 & echo $! >> {0}/left; while [ ! -e {0}/go ]; do sleep 0.01; done; rm {0}/go; exit 9",
+            folder.path().display()
+        );
+        let mut program = program(folder.path(), "engine", &script);
+        program.maker = Maker::Others;
+        let process = Process {
+            name: "engine".into(),
+            role: "engine".into(),
+            pid: 0,
+            address: "a".into(),
+        };
+        let health = supervisor.keep_beneath(program, process);
+        health.has_served();
+        let left = || -> Vec<String> {
+            let text = std::fs::read_to_string(folder.path().join("left")).unwrap_or_default();
+            text.lines().map(ToOwned::to_owned).collect()
+        };
+        let first = seen(|| left().first().cloned()).await;
+        assert!(runs(&first));
+        std::fs::write(folder.path().join("go"), "").unwrap();
+        let second = seen(|| left().get(1).cloned()).await;
+        assert!(!runs(&first), "the first start's process runs on");
+        assert!(runs(&second));
+        bounded(supervisor.end()).await;
+        assert!(!runs(&second), "it runs on after the end");
+    }
+
+    #[tokio::test]
+    async fn what_is_beneath_ends_when_those_above_have_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut supervisor = supervisor(folder.path());
+        let at = folder.path().display();
+        // On its end each says whether the other still runs.
+        let script = |own: &str, other: &str| {
+            format!(
+                "echo $$ > {at}/{own}; trap 'kill -0 $(cat {at}/{other}) && echo both >> {at}/{own}.end || echo alone >> {at}/{own}.end; exit 0' TERM; while :; do sleep 0.01; done"
+            )
+        };
+        let above = keep(
+            &mut supervisor,
+            folder.path(),
+            "above",
+            &script("above", "beneath"),
+        );
+        above.has_served();
+        let process = Process {
+            name: "beneath".into(),
+            role: "engine".into(),
+            pid: 0,
+            address: "a".into(),
+        };
+        let program = program(folder.path(), "beneath", &script("beneath", "above"));
+        supervisor.keep_beneath(program, process).has_served();
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).ok();
+        seen(|| read("above").zip(read("beneath"))).await;
+        pids(folder.path(), &["above", "beneath"]).await;
+        bounded(supervisor.end()).await;
+        assert_eq!(read("above.end").as_deref(), Some("both\n"));
+        assert_eq!(read("beneath.end").as_deref(), Some("alone\n"));
     }
 }
