@@ -20,13 +20,21 @@ fn group(folder: &Path) -> (Child, String) {
         .process_group(0)
         .spawn()
         .unwrap();
+    let made = until(|| {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        text.ends_with('\n').then(|| text.trim().to_owned())
+    });
+    (leader, made)
+}
+
+/// Looks again and again until there is something.
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        let text = std::fs::read_to_string(&file).unwrap_or_default();
-        if text.ends_with('\n') {
-            return (leader, text.trim().to_owned());
+        if let Some(found) = look() {
+            return found;
         }
-        assert!(started.elapsed() < PATIENCE, "no child was made");
+        assert!(started.elapsed() < PATIENCE, "nothing came");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -56,11 +64,7 @@ fn a_group_ends_with_its_owner() {
     // The group is there until its leader is waited for.
     leader.wait().unwrap();
     assert!(watch.wait().unwrap().success());
-    let started = Instant::now();
-    while runs(&child) {
-        assert!(started.elapsed() < PATIENCE, "the child runs on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(|| (!runs(&child)).then_some(()));
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn vllm_with_nixl_on_a_machine() {
             "--tensor-parallel-size 4",
             "--pipeline-parallel-size 2",
             "--enable-expert-parallel",
-            "--kv-transfer-config kv_connector: \"NixlConnector\", kv_connector_extra_config: {\"kv_lease_duration\":7}, kv_role: \"kv_producer\"",
+            "--kv-transfer-config kv_connector: \"NixlConnector\", kv_connector_extra_config: {\"kv_lease_duration\":7}, kv_load_failure_policy: \"recompute\", kv_role: \"kv_producer\"",
             "--kv-events-config enable_kv_cache_events: true, endpoint: \"tcp://127.0.0.1:5557\", publisher: \"zmq\", \
              replay_endpoint: \"tcp://127.0.0.1:5558\", topic: \"kv@127.0.0.1:8200@tiny\"",
             "--enable-prompt-tokens-details",
@@ -146,7 +146,7 @@ fn vllm_with_batons_connector_imports_it_and_knows_the_daemons_socket() {
     assert!(
         lines(&command).contains(
             &"--kv-transfer-config kv_connector: \"BatonConnector\", kv_connector_extra_config: {\"socket\":\"/run/c.sock\"}, \
-              kv_connector_module_path: \"baton_vllm.connector\", kv_role: \"kv_consumer\""
+              kv_connector_module_path: \"baton_vllm.connector\", kv_load_failure_policy: \"recompute\", kv_role: \"kv_consumer\""
                 .to_owned()
         ),
         "{command:?}"

@@ -67,17 +67,21 @@ fn transfer(start: &EngineStart<'_>) -> Option<Value> {
         PoolRole::Prefill => "kv_producer",
         PoolRole::Decode => "kv_consumer",
     };
+    // KV that cannot be read, or is not the right one, is computed anew where it is needed; by default the request would fail.
+    let policy = "recompute";
     let lease_seconds = start.spec.kv_pool.lease_seconds;
     match start.spec.engine.connector() {
         Connector::Nixl => Some(json!({
             "kv_connector": "NixlConnector",
             "kv_role": role,
+            "kv_load_failure_policy": policy,
             "kv_connector_extra_config": { "kv_lease_duration": lease_seconds },
         })),
         Connector::Baton => Some(json!({
             "kv_connector": "BatonConnector",
             "kv_connector_module_path": "baton_vllm.connector",
             "kv_role": role,
+            "kv_load_failure_policy": policy,
             "kv_connector_extra_config": { "socket": start.connector.socket },
         })),
         Connector::Mooncake | Connector::None => None,
