@@ -29,7 +29,9 @@ pub fn differences(prefill: &PoolSpec, decode: &PoolSpec) -> Vec<Difference> {
     };
     both("spec.model.name", |pool| Some(pool.model.name.clone()));
     both("spec.model.revision", |pool| pool.model.revision.clone());
-    both("spec.engine.type", |pool| word(pool.engine.engine_type));
+    both("spec.engine.type", |pool| {
+        Some(pool.engine.engine_type.word().to_owned())
+    });
     both("spec.engine.dtype", |pool| {
         decided(pool.engine.dtype, &Dtype::Auto)
     });
@@ -42,7 +44,9 @@ pub fn differences(prefill: &PoolSpec, decode: &PoolSpec) -> Vec<Difference> {
     both("spec.engine.blockSize", |pool| {
         Some(pool.engine.block_size.to_string())
     });
-    both("spec.engine.connector", |pool| word(pool.engine.connector));
+    both("spec.engine.connector", |pool| {
+        word(pool.engine.connector())
+    });
     // Layouts have to be equal: no rule turns one into another yet.
     both("spec.parallelism.tensor", |pool| {
         Some(pool.parallelism.tensor.to_string())

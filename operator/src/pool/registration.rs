@@ -140,7 +140,8 @@ fn contradictions(
         let engine = &observed.pool.spec.engine;
         fields.push((
             "engine.connector",
-            Some(format!("{:?}", engine.connector)),
+            // A server's is in its daemon's configuration, in the daemon's words.
+            declared("/engine/connector").or_else(|| Some(format!("{:?}", engine.connector()))),
             card.engine.connector.clone(),
         ));
         let dtype = card.identity.kv_dtype.known().cloned();
