@@ -6,6 +6,7 @@
 //!   in simulations. `engine::scheduler` decides what each step computes, and is pure.
 //! - [`model`]: what a step computes: `Builtin` (GGUF on the processor), `tiny` (the same code, random weights), `Simulated`.
 //!   [`sampling`]: from logits to a token.
+//! - [`connector`]: the KV of an engine in another process, by its plug-in: published and taken like the pool's own.
 //! - [`kv`]: blocks, their owners, the prefix cache, leases, and `kv::intake`, which proves what was handed over.
 //! - [`transport`]: how blocks move between workers, one trait with one conformance suite.
 //!
@@ -15,6 +16,7 @@
 //! What is absent: Kubernetes, placement of requests (the cost formulas are `baton_placement`'s), text; `unsafe` outside of [`transport`].
 
 pub mod config;
+pub mod connector;
 pub mod engine;
 pub mod kv;
 pub mod model;

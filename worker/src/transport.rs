@@ -7,6 +7,7 @@
 //! - [`local`], [`shm`], [`tcp`]: within the process, within the host, anywhere. [`choice`]: which of them a pair uses.
 //! - `reception`: how a source takes connections. [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
 
+pub(crate) mod ancillary;
 pub mod checksum;
 pub mod choice;
 pub mod fault;

@@ -82,7 +82,7 @@ def model(words: int, seed: int):
         pad_token_id=3,
         tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(configuration).to(torch.bfloat16)
+    return LlamaForCausalLM(configuration).to(torch.float32)
 
 
 def main() -> int:

@@ -5,6 +5,7 @@
 //! writes and releases the reservation with it.
 
 pub mod client;
+pub mod descriptor;
 mod renewal;
 mod sink;
 pub mod verify;

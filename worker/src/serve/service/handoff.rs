@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_stream::stream;
 use baton_protocol::failure::HandoffFailure;
-use baton_protocol::ids::{Generation, Incarnation, LeaseId, OperationId, TransferId};
+use baton_protocol::ids::{Generation, Incarnation, OperationId, TransferId};
 use baton_protocol::wire::{
     self, ChecksumMode as WireChecksum, decode_event::Event, decode_request::Message,
 };
@@ -15,11 +15,12 @@ use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
 use crate::kv::Reservation;
+use crate::kv::intake::descriptor::{Own, accept};
 use crate::kv::intake::verify::ChecksumMode;
 use crate::kv::intake::{self, IntakeFailed, IntakeOptions, Received};
 use crate::kv::lease::Reader;
 use crate::serve::daemon::Daemon;
-use crate::transport::choice::{Left, Offer, Ways, ways};
+use crate::transport::choice::Left;
 
 /// A transfer whose router sets no limit.
 const TRANSFER: Duration = Duration::from_secs(60);
@@ -275,39 +276,6 @@ impl Handoff {
     /// Checks a descriptor against this worker's own card, and chooses the way.
     fn prepare(&self, descriptor: &wire::Descriptor) -> Result<Prepared, (HandoffFailure, String)> {
         let card = &self.daemon.card;
-        for (cause, field, theirs, ours) in [
-            (
-                HandoffFailure::IdentityMismatch,
-                "kvIdentity",
-                &descriptor.kv_identity,
-                &card.kv_identity,
-            ),
-            (
-                HandoffFailure::LayoutMismatch,
-                "layoutDigest",
-                &descriptor.layout_digest,
-                &card.layout_digest,
-            ),
-        ] {
-            if theirs != ours {
-                return Err((
-                    cause,
-                    format!(
-                        "descriptor: {field} is {theirs}, this worker has {ours}: the pair is incompatible"
-                    ),
-                ));
-            }
-        }
-        let lease = LeaseId::from_wire(&descriptor.lease)
-            .map_err(|error| (HandoffFailure::ProtocolError, error.to_string()))?;
-        let offers: Vec<Offer> = descriptor
-            .transports
-            .iter()
-            .map(|offer| Offer {
-                kind: offer.kind.clone(),
-                address: offer.address.clone(),
-            })
-            .collect();
         let daemon = Arc::clone(&self.daemon);
         let operation = self.operation.clone();
         let on_left = move |left: &Left<'_>| {
@@ -320,16 +288,16 @@ impl Handoff {
             tracing::warn!(%operation, from, to, cause = obstacle.word(), %error, "this pair moves KV another way");
             daemon.metrics.transport_left(from, *obstacle);
         };
-        let ways = ways(&self.transports, &offers, &self.daemon.transports);
-        let Some(ways) = Ways::new(ways, Box::new(on_left)) else {
-            return Err((
-                HandoffFailure::NoTransport,
-                format!(
-                    "transports: worker {} offers none that this worker has and the policy allows: add Tcp to kvPool.transports of both",
-                    descriptor.worker
-                ),
-            ));
-        };
+        let handoff = accept(
+            descriptor,
+            Own {
+                kv_identity: &card.kv_identity,
+                layout_digest: &card.layout_digest,
+            },
+            &self.daemon.transports,
+            &self.transports,
+            on_left,
+        )?;
         let client = self
             .daemon
             .peers
@@ -338,14 +306,7 @@ impl Handoff {
             .traced(self.transfer_place.clone());
         let source = Incarnation(descriptor.incarnation);
         Ok(Prepared {
-            handoff: intake::Handoff {
-                lease,
-                generation: Generation(descriptor.generation),
-                skip_blocks: descriptor.skip_blocks,
-                tokens: descriptor.tokens,
-                address: ways.address().to_owned(),
-                transport: Arc::new(ways),
-            },
+            handoff,
             options: IntakeOptions {
                 reader: Reader {
                     transfer: TransferId::new(source, card.incarnation, &self.operation),

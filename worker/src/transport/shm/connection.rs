@@ -1,17 +1,14 @@
 //! Frames over a Unix socket, and the file that may come with them.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use crate::transport::ancillary;
 use crate::transport::tcp::frame::{Frame, PREAMBLE};
 
 /// Bytes read at once: some forty frames. Whatever is read is kept until it is understood.
@@ -76,25 +73,7 @@ impl Connection {
         file: BorrowedFd<'_>,
         patience: Duration,
     ) -> io::Result<()> {
-        let (stream, out) = (&self.stream, &self.out);
-        let send = stream.async_io(Interest::WRITABLE, || {
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            let files = [file];
-            if !beside.push(SendAncillaryMessage::ScmRights(&files)) {
-                return Err(io::ErrorKind::OutOfMemory.into());
-            }
-            let sent = sendmsg(
-                stream,
-                &[IoSlice::new(out)],
-                &mut beside,
-                SendFlags::NOSIGNAL,
-            )?;
-            Ok(sent)
-        });
-        let sent = timeout(patience, send)
-            .await
-            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let sent = ancillary::send(&self.stream, &self.out, file, patience).await?;
         self.out.drain(..sent);
         self.flush(patience).await
     }
@@ -127,7 +106,9 @@ impl Connection {
             let stream = &self.stream;
             let mut piece = [0; READ];
             let (read, came) = stream
-                .async_io(Interest::READABLE, || receive(stream.as_fd(), &mut piece))
+                .async_io(Interest::READABLE, || {
+                    ancillary::receive(stream.as_fd(), &mut piece)
+                })
                 .await?;
             if read == 0 {
                 return match self.read.is_empty() {
@@ -185,26 +166,6 @@ impl Connection {
         let silent = matches!(self.stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
         silent && self.read.is_empty() && self.out.is_empty()
     }
-}
-
-/// What came, and the last file of those beside it.
-fn receive(stream: BorrowedFd<'_>, piece: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let message = recvmsg(
-        stream,
-        &mut [IoSliceMut::new(piece)],
-        &mut beside,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let mut file = None;
-    for beside in beside.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = beside {
-            // Those before the last are closed.
-            file = files.last();
-        }
-    }
-    Ok((message.bytes, file))
 }
 
 /// An error for words that make no sense.

@@ -1,0 +1,201 @@
+"""The two halves beside a daemon that this test plays."""
+
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from baton_vllm.layout import BlockLayout
+from baton_vllm.metadata import BatonMetadata, Load, Publish
+from baton_vllm.scheduler import SchedulerSide
+from baton_vllm.worker import WorkerSide
+
+from .double import DESCRIPTOR, FakeDaemon, until
+
+BLOCK = 4
+
+
+def request(name: str, tokens: int, params: dict[str, Any] | None, **other: Any) -> Any:
+    about = {"cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None} | other
+    return SimpleNamespace(request_id=name, prompt_token_ids=list(range(tokens)), kv_transfer_params=params, **about)
+
+
+def step(new: list[Any] = (), cached: dict[str, tuple[list[int], int]] = {}, tokens: dict[str, int] = {}, preempted: set[str] = set()) -> Any:
+    scheduled = SimpleNamespace(
+        req_ids=list(cached),
+        new_block_ids=[(blocks,) if blocks else None for blocks, _ in cached.values()],
+        num_computed_tokens=[computed for _, computed in cached.values()],
+    )
+    return SimpleNamespace(
+        scheduled_new_reqs=list(new), scheduled_cached_reqs=scheduled, num_scheduled_tokens=tokens, preempted_req_ids=preempted
+    )
+
+
+def new(name: str, blocks: list[int], computed: int = 0) -> Any:
+    return SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=computed)
+
+
+REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
+REMOTE_PREFILL = {"do_remote_decode": False, "do_remote_prefill": True, "baton": DESCRIPTOR}
+
+
+class Scheduler(unittest.TestCase):
+    def setUp(self) -> None:
+        self.daemon = FakeDaemon()
+        self.side = SchedulerSide(self.daemon.path, BLOCK, "e", produces=True, consumes=True)
+        self.side.start()
+        self.addCleanup(self.daemon.close)
+        self.addCleanup(self.side.stop)
+        until("connected", lambda: self.side._daemon.connected)
+
+    def opened(self, prompt: Any) -> None:
+        self.side.arrived(prompt)
+        until("the lease is open", lambda: self.side.matched(prompt, 0) == (0, False))
+
+    def test_blocks_are_published_as_steps_complete_them(self) -> None:
+        prompt = request("r", 10, REMOTE_DECODE)
+        self.opened(prompt)
+        first = self.side.step(step([new("r", [7, 8, 9])], tokens={"r": 6}))
+        self.assertEqual(first.publish, [Publish("r", [(0, 7)], False)])
+        self.assertEqual(self.side.step(step(cached={"r": ([], 6)}, tokens={"r": 1})).publish, [])
+        last = self.side.step(step(cached={"r": ([], 7)}, tokens={"r": 3}))
+        self.assertEqual(last.publish, [Publish("r", [(1, 8), (2, 9)], True)])
+        params = {"do_remote_prefill": True, "do_remote_decode": False, "baton": DESCRIPTOR}
+        self.assertEqual(self.side.finished(prompt, whole=True), (True, params))
+        self.assertNotIn("cancel", self.daemon.kinds())
+
+    def test_a_prompt_waits_for_its_lease_but_not_for_ever(self) -> None:
+        self.daemon.answers = {}
+        prompt = request("r", 10, REMOTE_DECODE)
+        self.side.arrived(prompt)
+        self.assertEqual(self.side.matched(prompt, 0), (None, False))
+        until("it is computed without one", lambda: self.side.matched(prompt, 0) == (0, False), seconds=5)
+        self.assertEqual(self.side.step(step([new("r", [7, 8, 9])], tokens={"r": 10})).publish, [])
+        self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+
+    def test_what_was_aborted_or_preempted_is_withdrawn(self) -> None:
+        for name, whole, preempted in (("aborted", False, set()), ("preempted", True, {"preempted"})):
+            prompt = request(name, 10, REMOTE_DECODE)
+            self.opened(prompt)
+            self.side.step(step([new(name, [1, 2, 3])], tokens={name: 8}))
+            dropped = self.side.step(step(preempted=preempted)).dropped
+            self.assertEqual(dropped, list(preempted))
+            delayed, params = self.side.finished(prompt, whole)
+            self.assertEqual((delayed, params), (not preempted, None))
+            until("cancelled", lambda: {"type": "cancel", "request": name} in self.daemon.heard)
+
+    def test_kv_from_elsewhere_fills_what_is_not_cached(self) -> None:
+        prompt = request("r", 10, REMOTE_PREFILL)
+        self.side.arrived(prompt)
+        self.assertEqual(self.side.matched(prompt, 4), (6, True))
+        self.side.allocated(prompt, [20, 21, 22], 6)
+        self.side.allocated(prompt, [20, 21, 22], 0)
+        self.assertEqual(self.side.step(step()).load, [Load("r", 1, [21, 22])])
+        self.assertEqual(self.side.step(step()).load, [])
+        # Once more after a failed load: it is computed here.
+        self.assertEqual(self.side.matched(prompt, 4), (0, False))
+
+    def test_a_prompt_that_is_cached_needs_nobody(self) -> None:
+        prompt = request("r", 8, REMOTE_PREFILL)
+        self.side.arrived(prompt)
+        self.assertEqual(self.side.matched(prompt, 8), (0, False))
+        self.side.allocated(prompt, [20, 21], 0)
+        until("its reading is cancelled", lambda: self.daemon.kinds()[-1:] == ["cancel"])
+
+    def test_without_a_daemon_everything_is_computed_here(self) -> None:
+        self.daemon.close()
+        until("the loss is seen", lambda: not self.side._daemon.connected)
+        for params in (REMOTE_DECODE, REMOTE_PREFILL):
+            prompt = request("r", 10, params)
+            self.side.arrived(prompt)
+            self.assertEqual(self.side.matched(prompt, 0), (0, False))
+            self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+
+    def test_kv_that_does_not_follow_from_tokens_is_not_handed_over(self) -> None:
+        for other in ({"lora_request": object()}, {"mm_features": [1]}, {"prompt_embeds": object()}):
+            prompt = request("r", 10, REMOTE_DECODE, **other)
+            self.side.arrived(prompt)
+            self.assertEqual(self.side.matched(prompt, 0), (0, False))
+        self.side.arrived(request("end", 10, REMOTE_DECODE, cache_salt="s"))
+        until("only the plain one is opened", lambda: [m.get("salt") for m in self.daemon.heard if m["type"] == "open"] == ["s"])
+
+
+class Worker(unittest.TestCase):
+    def setUp(self) -> None:
+        self.caches = {f"layers.{n}": torch.rand(300, 2, BLOCK, 3) for n in range(2)}
+        layout = BlockLayout(self.caches, 300, BLOCK, {})
+        self.daemon = FakeDaemon(layout.block_bytes)
+        self.layout = layout
+        self.side = WorkerSide(self.daemon.path, layout, "e", "0")
+        self.side.start()
+        self.addCleanup(self.daemon.close)
+        self.addCleanup(self.side.stop)
+        until("connected", lambda: self.side._daemon.connected)
+
+    def content(self, block: int) -> bytes:
+        data = bytearray(self.layout.block_bytes)
+        self.layout.read(block, memoryview(data))
+        return bytes(data)
+
+    def test_blocks_are_copied_out_in_order_and_then_freed(self) -> None:
+        # More than the inbox has pieces: they are used again.
+        blocks = [(index, 299 - index) for index in range(300)]
+        self.side.computed(BatonMetadata(publish=[Publish("r", blocks[:100], False)]))
+        self.side.computed(BatonMetadata(publish=[Publish("r", blocks[100:], True)]))
+        sent: set[str] = set(self.side.results({"r"})[0])
+        until("all are copied", lambda: sent.update(self.side.results(set())[0]) or sent == {"r"})
+        until("sealed", lambda: self.daemon.kinds()[-1] == "seal")
+        self.assertEqual(list(self.daemon.blocks), [("r", index) for index in range(300)])
+        self.assertTrue(all(self.daemon.blocks["r", index] == self.content(block) for index, block in blocks))
+
+    def test_what_is_dropped_is_not_copied(self) -> None:
+        self.side.computed(BatonMetadata(publish=[Publish("r", [(index, index) for index in range(300)], True)]))
+        self.side.drop(BatonMetadata(dropped=["r"]))
+        copied = len(self.daemon.blocks) + 1
+        for cache in self.caches.values():
+            cache.zero_()
+        self.side.computed(BatonMetadata(publish=[Publish("end", [(0, 0)], True)]))
+        until("the next one is copied", lambda: ("end", 0) in self.daemon.blocks)
+        self.assertLessEqual(len([key for key in self.daemon.blocks if key[0] == "r"]), copied)
+        self.assertFalse(any(not any(data) for key, data in self.daemon.blocks.items() if key[0] == "r"))
+        self.assertNotIn({"type": "seal", "request": "r"}, self.daemon.heard)
+
+    def load(self, answer: Any) -> tuple[set[str], set[int]]:
+        self.daemon.answers["collect"] = answer
+        self.side.begin_loads(BatonMetadata(load=[Load("r", 1, [8, 9])]))
+        received: set[str] = set()
+        until("it ends", lambda: received.update(self.side.results(set())[1]) or received)
+        return received, self.side.bad_blocks()
+
+    def test_proven_blocks_are_copied_in(self) -> None:
+        assert self.daemon.arena is not None
+        for piece in (2, 3, 4):
+            self.daemon.arena.piece(piece)[:] = self.content(100 + piece)
+        loaded = {"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3, 4]}
+        self.assertEqual(self.load(lambda _: loaded), ({"r"}, set()))
+        self.assertEqual([self.content(8), self.content(9)], [self.content(103), self.content(104)])
+        until("the daemon may reuse them", lambda: self.daemon.kinds()[-1] == "copied")
+
+    def test_what_failed_is_reported_block_by_block(self) -> None:
+        failed = {"type": "failed", "request": "r", "why": "checksum-mismatch"}
+        self.assertEqual(self.load(lambda _: failed), ({"r"}, {8, 9}))
+
+    def test_blocks_that_do_not_fit_are_not_used(self) -> None:
+        before = self.content(8)
+        short = {"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3]}
+        self.assertEqual(self.load(lambda _: short), ({"r"}, {8, 9}))
+        self.assertEqual(self.content(8), before)
+
+    def test_a_daemon_that_dies_fails_what_waits_and_is_found_again(self) -> None:
+        def dies(_: Any) -> None:
+            self.daemon.cut()
+
+        self.assertEqual(self.load(dies), ({"r"}, {8, 9}))
+        until("connected again", lambda: self.daemon.kinds().count("hello") == 2 and self.side._daemon.connected)
+        self.side.computed(BatonMetadata(publish=[Publish("s", [(0, 5)], True)]))
+        until("and goes on", lambda: self.daemon.blocks.get(("s", 0)) == self.content(5))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,144 @@
+//! Prompts that the engine computes and another worker reads: each fills a lease block by block.
+
+use std::collections::HashMap;
+
+use baton_protocol::ids::{LeaseId, RunId};
+use baton_system::entropy;
+use serde_json::Value;
+
+use super::{Service, descriptor};
+use crate::kv::lease::LeaseOpen;
+use crate::kv::{CacheScope, Proof, Reservation, Reserve};
+
+/// Prompts under way at a time: more than an engine computes at once, and a bound on what it can make this process remember.
+const MOST: usize = 4096;
+
+/// One prompt under way.
+#[derive(Debug)]
+struct Handing {
+    tokens: Vec<u32>,
+    reservation: Reservation,
+}
+
+/// All of them, by the engine's id of the request.
+#[derive(Debug, Default)]
+pub(super) struct Handings(HashMap<String, Handing>);
+
+impl Handings {
+    /// Reserves blocks and opens the lease. Returns the first block to be published, and the descriptor.
+    ///
+    /// # Errors
+    /// Why this prompt cannot be handed over, in a sentence.
+    pub(super) fn open(
+        &mut self,
+        service: &Service,
+        run: &RunId,
+        request: String,
+        tokens: Vec<u32>,
+        salt: &str,
+    ) -> Result<(u32, Value), String> {
+        if self.0.len() >= MOST || self.0.contains_key(&request) {
+            return Err(format!("{} prompts are handed over at once", self.0.len()));
+        }
+        let count = u32::try_from(tokens.len()).map_err(|error| error.to_string())?;
+        let scope = CacheScope::salted(salt);
+        let reserve = Reserve {
+            tokens: &tokens,
+            scope: &scope,
+            room: 0,
+            leave_last: false,
+        };
+        let mut reservation = service
+            .pool
+            .reserve(&reserve)
+            .map_err(|full| full.to_string())?;
+        let id = LeaseId(entropy::bytes(&*service.entropy).map_err(|error| error.to_string())?);
+        let open = LeaseOpen {
+            id,
+            run: run.clone(),
+            duration: service.lease_milliseconds,
+            skip_blocks: 0,
+        };
+        let opened = service
+            .pool
+            .open_lease(&mut reservation, &open)
+            .map_err(|error| error.to_string())?;
+        let descriptor = descriptor::write(&service.registered, id, &opened, count)
+            .map_err(|error| error.to_string())?;
+        let first = reservation.cached_blocks() as u32;
+        self.0.insert(
+            request,
+            Handing {
+                tokens,
+                reservation,
+            },
+        );
+        Ok((first, descriptor))
+    }
+
+    /// A block is there. `copy` fills it and returns the checksum of what it copied; it is not called when nobody wants the block.
+    ///
+    /// # Errors
+    /// The blocks of this prompt came in a wrong order, or `copy` has nothing: it is not handed over.
+    pub(super) fn publish(
+        &mut self,
+        service: &Service,
+        request: &str,
+        index: u32,
+        copy: impl FnOnce(&mut [u8]) -> Option<u64>,
+    ) -> Result<(), String> {
+        let Some(handing) = self.0.get_mut(request) else {
+            return Ok(());
+        };
+        let (pool, index) = (&service.pool, index as usize);
+        let due = handing.reservation.completed_blocks();
+        let Some(block) = handing
+            .reservation
+            .blocks()
+            .get(index)
+            .filter(|_| index == due)
+        else {
+            self.0.remove(request);
+            return Err(format!("block {index} came, {due} was due"));
+        };
+        let Some(sum) = copy(&mut pool.store().write(*block)) else {
+            self.0.remove(request);
+            return Err(format!("block {index} is not in the inbox"));
+        };
+        let size = pool.store().geometry().block_size;
+        // The last block may be partly filled: it is published with the seal.
+        if let Some(tokens) = handing.tokens.get(index * size..(index + 1) * size) {
+            let completed = pool.complete_received(
+                &mut handing.reservation,
+                index,
+                tokens,
+                Proof::Checked(sum),
+            );
+            if let Err(error) = completed {
+                self.0.remove(request);
+                return Err(error.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// All blocks are there: from now on the lease alone holds them.
+    ///
+    /// # Errors
+    /// They are not: the lease ends.
+    pub(super) fn seal(&mut self, service: &Service, request: &str) -> Result<(), String> {
+        let Some(handing) = self.0.remove(request) else {
+            return Ok(());
+        };
+        service
+            .pool
+            .seal(&handing.reservation, handing.tokens.len())
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    }
+
+    /// Ends one that is not sealed; its reader hears of it at once. False when there is none.
+    pub(super) fn cancel(&mut self, request: &str) -> bool {
+        self.0.remove(request).is_some()
+    }
+}

@@ -1,0 +1,337 @@
+//! The life of one engine after another: two connections, one from each half of the plug-in, and what the engine hands over and takes.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use baton_protocol::ids::RunId;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::handing::Handings;
+use super::message::{FromEngine, Half, Hello, Layout, ToEngine, VERSION};
+use super::socket::{Caller, Listener, Peer};
+use super::taking::Takings;
+use super::{Service, Worker};
+use crate::transport::memory::Shape;
+use crate::transport::memory::view::View;
+
+/// Messages that were read and not acted on yet. Both halves together: beyond it they wait to be read.
+const HEARD: usize = 256;
+/// Connections that have not said hello: an engine opens two.
+const GREETINGS: usize = 16;
+
+/// What happens.
+enum Event {
+    Hello(Caller, Hello, Option<OwnedFd>),
+    /// Nothing: the connection has closed.
+    Heard(u64, Half, Option<FromEngine>),
+}
+
+/// An engine that is served.
+struct Life {
+    /// Of this life; what is heard of an earlier one counts for nothing.
+    number: u64,
+    engine: String,
+    /// All its leases are of this run, so that they end together.
+    run: RunId,
+    scheduler: Option<Peer>,
+    worker: Option<Peer>,
+    inbox: Option<View>,
+    handings: Handings,
+    takings: Takings,
+}
+
+pub(super) async fn serve(listener: &Listener, service: Service) {
+    let (events, mut happens) = mpsc::channel(HEARD);
+    let mut greetings = JoinSet::new();
+    let mut leaving = JoinSet::new();
+    let mut life: Option<Life> = None;
+    let mut lives = 0;
+    loop {
+        let told = async {
+            match &mut life {
+                Some(life) => life.takings.next(&service).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = service.stop.cancelled() => break,
+            Some(_) = greetings.join_next() => {}
+            Some(_) = leaving.join_next() => {}
+            accepted = listener.accept(), if greetings.len() < GREETINGS => match accepted {
+                Ok(caller) => {
+                    let events = events.clone();
+                    greetings.spawn(async move {
+                        if let Some((caller, hello, file)) = caller.greeted().await {
+                            // Nobody hears it only when everything ends.
+                            let _ = events.send(Event::Hello(caller, hello, file)).await;
+                        }
+                    });
+                }
+                Err(error) => tracing::warn!(%error, "an engine could not connect"),
+            },
+            said = told => if let (Some(said), Some(life)) = (said, &life) {
+                life.say(Half::Worker, said);
+            },
+            Some(event) = happens.recv() => match event {
+                Event::Hello(caller, hello, file) => {
+                    let inbox = match check(&service, &hello, file) {
+                        Ok(inbox) => inbox,
+                        Err(why) => {
+                            tracing::warn!(%why, "an engine is not served");
+                            // It learns it from the closed connection otherwise.
+                            let _ = caller.refuse(why).await;
+                            continue;
+                        }
+                    };
+                    // Another life of the engine, or one half of it that lost its connection: what was begun cannot go on.
+                    if let Some(over) = life.take_if(|life| !life.awaits(&hello)) {
+                        over.end(&service, &mut leaving);
+                    }
+                    let mut joined = life.take().unwrap_or_else(|| {
+                        lives += 1;
+                        Life::new(lives, &hello.engine)
+                    });
+                    match joined.join(&service, caller, hello.role, inbox, &events).await {
+                        Ok(()) => life = Some(joined),
+                        Err(why) => {
+                            tracing::warn!(%why, "an engine is not served");
+                            joined.end(&service, &mut leaving);
+                        }
+                    }
+                }
+                Event::Heard(number, half, message) => {
+                    if life.as_ref().is_none_or(|life| life.number != number) {
+                        continue;
+                    }
+                    let going_on = match (message, &mut life) {
+                        (Some(message), Some(life)) => life.heard(&service, half, message),
+                        _ => Err("its connection has closed".to_owned()),
+                    };
+                    if let Err(why) = going_on
+                        && let Some(ended) = life.take()
+                    {
+                        tracing::warn!(engine = %ended.engine, %why, "an engine is gone: its leases and cached blocks are dropped");
+                        ended.end(&service, &mut leaving);
+                    }
+                }
+            },
+        }
+    }
+    if let Some(life) = life {
+        life.end(&service, &mut leaving);
+    }
+}
+
+impl Life {
+    fn new(number: u64, engine: &str) -> Self {
+        Self {
+            number,
+            engine: engine.to_owned(),
+            run: RunId::from(format!("engine {engine}, life {number}")),
+            scheduler: None,
+            worker: None,
+            inbox: None,
+            handings: Handings::default(),
+            takings: Takings::default(),
+        }
+    }
+
+    fn peer(&mut self, half: Half) -> &mut Option<Peer> {
+        match half {
+            Half::Scheduler => &mut self.scheduler,
+            Half::Worker => &mut self.worker,
+        }
+    }
+
+    /// Is this the other half of this engine?
+    fn awaits(&self, hello: &Hello) -> bool {
+        let there = match hello.role {
+            Half::Scheduler => self.scheduler.is_some(),
+            Half::Worker => self.worker.is_some(),
+        };
+        self.engine == hello.engine && !there
+    }
+
+    async fn join(
+        &mut self,
+        service: &Service,
+        caller: Caller,
+        half: Half,
+        inbox: Option<View>,
+        events: &mpsc::Sender<Event>,
+    ) -> Result<(), String> {
+        let arena = service.pool.store().arena();
+        let file = match half {
+            Half::Scheduler => None,
+            Half::Worker => Some(arena.file().map_err(str::to_owned)?),
+        };
+        let number = self.number;
+        let event = move |message| Event::Heard(number, half, message);
+        let peer = caller
+            .welcome(arena.shape().pieces(), file, events.clone(), event)
+            .await
+            .map_err(|error| error.to_string())?;
+        *self.peer(half) = Some(peer);
+        self.inbox = inbox.or(self.inbox.take());
+        if self.scheduler.is_some() && self.worker.is_some() {
+            tracing::info!(engine = %self.engine, "an engine hands its KV over through this worker");
+        }
+        Ok(())
+    }
+
+    /// Acts on a message.
+    ///
+    /// # Errors
+    /// The engine is not served any longer, and why.
+    fn heard(&mut self, service: &Service, half: Half, message: FromEngine) -> Result<(), String> {
+        let said = match message {
+            FromEngine::Hello(_) => return Err("it said hello twice".to_owned()),
+            FromEngine::Open {
+                request,
+                tokens,
+                salt,
+            } => Some(self.open(service, request, tokens, &salt)),
+            FromEngine::Publish {
+                request,
+                index,
+                piece,
+            } => {
+                let inbox = self.inbox.as_ref();
+                let copy = |target: &mut [u8]| inbox?.copy(piece, target, true).flatten();
+                if let Err(why) = self.handings.publish(service, &request, index, copy) {
+                    tracing::warn!(request, why, "a prompt is not handed over");
+                }
+                Some(ToEngine::Taken { piece })
+            }
+            FromEngine::Seal { request } => {
+                if let Err(why) = self.handings.seal(service, &request) {
+                    tracing::warn!(request, why, "a prompt is not handed over");
+                }
+                None
+            }
+            FromEngine::Take {
+                request,
+                tokens,
+                salt,
+                descriptor,
+            } => {
+                self.takings
+                    .begin(service, request, tokens, &salt, descriptor);
+                None
+            }
+            FromEngine::Collect { request } => self.takings.collect(request),
+            FromEngine::Copied { request } => {
+                self.takings.copied(&request);
+                None
+            }
+            FromEngine::Cancel { request } => {
+                self.handings.cancel(&request);
+                let said = self.takings.cancel(&request);
+                if let Some(said) = said {
+                    self.say(Half::Worker, said);
+                }
+                None
+            }
+        };
+        service.worker.changed();
+        if said.is_none_or(|said| self.say(half, said)) {
+            Ok(())
+        } else {
+            Err("it does not read what it is told".to_owned())
+        }
+    }
+
+    fn open(
+        &mut self,
+        service: &Service,
+        request: String,
+        tokens: Vec<u32>,
+        salt: &str,
+    ) -> ToEngine {
+        let opened = if self.inbox.is_none() {
+            Err("the engine's worker is not connected".to_owned())
+        } else {
+            self.handings
+                .open(service, &self.run, request.clone(), tokens, salt)
+        };
+        match opened {
+            Ok((first_block, descriptor)) => ToEngine::Opened {
+                request,
+                first_block,
+                descriptor,
+            },
+            Err(why) => {
+                tracing::warn!(request, why, "a prompt is not handed over");
+                ToEngine::Refused {
+                    request: Some(request),
+                    why,
+                }
+            }
+        }
+    }
+
+    fn say(&self, half: Half, message: ToEngine) -> bool {
+        let peer = match half {
+            Half::Scheduler => &self.scheduler,
+            Half::Worker => &self.worker,
+        };
+        peer.as_ref().is_some_and(|peer| peer.say(message))
+    }
+
+    /// Ends all that is the engine's. Blocks that it may be copying are held until its connection is closed from its side.
+    fn end(self, service: &Service, leaving: &mut JoinSet<()>) {
+        let Self {
+            run,
+            scheduler,
+            worker,
+            handings,
+            takings,
+            ..
+        } = self;
+        drop(handings);
+        service.pool.cancel_run(&run);
+        service.pool.clear_cache();
+        let around: Arc<dyn Worker> = Arc::clone(&service.worker);
+        around.engine_gone();
+        leaving.spawn(async move {
+            drop(scheduler);
+            if let Some(worker) = worker {
+                worker.closed().await;
+            }
+            drop(takings);
+            around.changed();
+        });
+    }
+}
+
+/// What is wrong with a hello; for a worker's half, its inbox.
+fn check(service: &Service, hello: &Hello, file: Option<OwnedFd>) -> Result<Option<View>, String> {
+    if hello.version != VERSION {
+        return Err(format!(
+            "the plug-in speaks version {} of the connector's protocol, this daemon {VERSION}: install the plug-in of this release",
+            hello.version
+        ));
+    }
+    if hello.role == Half::Scheduler {
+        return Ok(None);
+    }
+    let (Some(layout), Some(pieces), Some(file)) = (&hello.layout, hello.inbox_pieces, file) else {
+        return Err("a worker's hello has a layout, the inbox's pieces and its file".to_owned());
+    };
+    let geometry = service.pool.store().geometry();
+    let ours = Layout {
+        block_size: geometry.block_size,
+        block_bytes: geometry.block_bytes(),
+        digest: service.registered.layout_digest.clone(),
+    };
+    if *layout != ours {
+        return Err(format!(
+            "the engine's blocks are {layout:?}, this worker was registered with {ours:?}: restart the worker"
+        ));
+    }
+    let shape = Shape::new(pieces, layout.block_bytes).ok_or("an inbox has at least one piece")?;
+    View::map(file, shape)
+        .map(Some)
+        .map_err(|error| error.to_string())
+}

@@ -1,0 +1,255 @@
+//! Prompts that were computed elsewhere: each is read into the pool and proven there, then lies until the engine has copied it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_protocol::failure::HandoffFailure;
+use baton_protocol::ids::{Incarnation, OperationId, TransferId};
+use futures::future::{AbortHandle, Abortable, BoxFuture};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use serde_json::Value;
+
+use super::message::ToEngine;
+use super::{Service, descriptor};
+use crate::kv::intake::client::LeaseClient;
+use crate::kv::intake::descriptor::{Own, Refused, accept};
+use crate::kv::intake::verify::ChecksumMode;
+use crate::kv::intake::{self, IntakeOptions, Received};
+use crate::kv::lease::Reader;
+use crate::kv::{CacheScope, PoolFull, Reservation, Reserve};
+
+/// Prompts under way at a time, as for those that are handed over.
+const MOST: usize = 4096;
+/// From the claim to the last block: as long as the engine lets a request wait for another's prefill.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Broken connections and calls that are tried again.
+const RETRIES: u32 = 3;
+
+/// One prompt under way.
+#[derive(Debug)]
+struct Taking {
+    state: State,
+    /// The engine waits for the outcome.
+    collected: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Reading(AbortHandle),
+    Proven(Reservation),
+    /// The engine copies it: held, not looked at.
+    Told {
+        _held: Reservation,
+    },
+    Failed(String),
+}
+
+type Outcome = (String, Result<(Reservation, Received), Refused>);
+
+/// Why nothing is read.
+enum NotRead {
+    Refused(Refused),
+    /// No room: nothing is wrong with the hand-off.
+    Full(PoolFull),
+}
+
+impl From<Refused> for NotRead {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+/// All of them, by the engine's id of the request.
+#[derive(Default)]
+pub(super) struct Takings {
+    all: HashMap<String, Taking>,
+    reading: FuturesUnordered<Abortable<BoxFuture<'static, Outcome>>>,
+}
+
+impl Takings {
+    /// Begins to read.
+    pub(super) fn begin(
+        &mut self,
+        service: &Service,
+        request: String,
+        tokens: Vec<u32>,
+        salt: &str,
+        descriptor: Value,
+    ) {
+        if self.all.len() >= MOST || self.all.contains_key(&request) {
+            tracing::warn!(%request, takings = self.all.len(), "not taken: too many at once");
+            return;
+        }
+        let state = match self.read(service, &request, tokens, salt, descriptor) {
+            Ok(abort) => State::Reading(abort),
+            Err(NotRead::Refused(refused)) => State::Failed(failed(service, &request, &refused)),
+            Err(NotRead::Full(full)) => {
+                tracing::warn!(%request, %full, "not taken: the engine computes the prompt");
+                State::Failed(full.to_string())
+            }
+        };
+        let taking = Taking {
+            state,
+            collected: false,
+        };
+        self.all.insert(request, taking);
+    }
+
+    fn read(
+        &self,
+        service: &Service,
+        request: &str,
+        tokens: Vec<u32>,
+        salt: &str,
+        descriptor: Value,
+    ) -> Result<AbortHandle, NotRead> {
+        let protocol = |message| (HandoffFailure::ProtocolError, message);
+        let descriptor = descriptor::read(descriptor).map_err(protocol)?;
+        let worker = Arc::clone(&service.worker);
+        let name = request.to_owned();
+        let on_left = move |left: &crate::transport::choice::Left<'_>| {
+            tracing::warn!(request = %name, from = left.from, to = left.to, cause = left.obstacle.word(), error = %left.error, "this pair moves KV another way");
+            worker.left(left);
+        };
+        let handoff = accept(
+            &descriptor,
+            Own {
+                kv_identity: &service.registered.kv_identity,
+                layout_digest: &service.registered.layout_digest,
+            },
+            &service.transports,
+            &[],
+            on_left,
+        )?;
+        let owner = service
+            .worker
+            .owner(&descriptor.control_address)
+            .map_err(|error| (HandoffFailure::SourceLost, error.0))?;
+        let scope = CacheScope::salted(salt);
+        let reserve = Reserve {
+            tokens: &tokens,
+            scope: &scope,
+            room: 0,
+            leave_last: false,
+        };
+        let reservation = service.pool.reserve(&reserve).map_err(NotRead::Full)?;
+        let own = &service.registered;
+        let transfer = TransferId::new(
+            Incarnation(descriptor.incarnation),
+            own.incarnation,
+            &OperationId::from(request),
+        );
+        let options = IntakeOptions {
+            reader: Reader {
+                transfer,
+                worker: own.worker.clone(),
+                incarnation: own.incarnation,
+            },
+            checksum: ChecksumMode::Always,
+            timeout: TIMEOUT,
+            retries: RETRIES,
+        };
+        let name = request.to_owned();
+        let reading = async move {
+            let owner: &dyn LeaseClient = &*owner;
+            let (reservation, result) =
+                intake::take(&handoff, &options, owner, &tokens, reservation, &mut || {}).await;
+            let result = result
+                .map(|received| (reservation, received))
+                .map_err(|failed| (failed.cause, failed.message));
+            (name, result)
+        };
+        let (abort, registration) = AbortHandle::new_pair();
+        self.reading
+            .push(Abortable::new(reading.boxed(), registration));
+        Ok(abort)
+    }
+
+    /// The next end of a reading, and what the engine hears of it. Never ends while there is none; may be dropped and called again.
+    pub(super) async fn next(&mut self, service: &Service) -> Option<ToEngine> {
+        let Some(ended) = self.reading.next().await else {
+            return std::future::pending().await;
+        };
+        // Aborted ones have been forgotten already.
+        let (request, result) = ended.ok()?;
+        let taking = self.all.get_mut(&request)?;
+        taking.state = match result {
+            Ok((reservation, received)) => {
+                service.worker.taken(&received);
+                State::Proven(reservation)
+            }
+            Err(refused) => State::Failed(failed(service, &request, &refused)),
+        };
+        service.worker.changed();
+        if taking.collected {
+            return self.outcome(&request);
+        }
+        None
+    }
+
+    /// The engine has blocks for it and waits.
+    pub(super) fn collect(&mut self, request: String) -> Option<ToEngine> {
+        let Some(taking) = self.all.get_mut(&request) else {
+            let why = "it is not being taken".to_owned();
+            return Some(ToEngine::Failed { request, why });
+        };
+        taking.collected = true;
+        self.outcome(&request)
+    }
+
+    fn outcome(&mut self, request: &str) -> Option<ToEngine> {
+        let taking = self.all.remove(request)?;
+        let request = request.to_owned();
+        let (state, said) = match taking.state {
+            State::Failed(why) => return Some(ToEngine::Failed { request, why }),
+            State::Proven(reservation) => {
+                let pieces = reservation.blocks().iter().map(|block| block.0).collect();
+                let said = ToEngine::Loaded {
+                    request: request.clone(),
+                    first_block: 0,
+                    pieces,
+                };
+                (State::Told { _held: reservation }, Some(said))
+            }
+            state => (state, None),
+        };
+        let taking = Taking { state, ..taking };
+        self.all.insert(request, taking);
+        said
+    }
+
+    /// The engine has copied it: the blocks may be reused.
+    pub(super) fn copied(&mut self, request: &str) {
+        if let Some(Taking {
+            state: State::Told { .. },
+            ..
+        }) = self.all.get(request)
+        {
+            self.all.remove(request);
+        }
+    }
+
+    /// Nobody needs it. What the engine may be copying stays until it says that it is done.
+    pub(super) fn cancel(&mut self, request: &str) -> Option<ToEngine> {
+        let taking = self.all.get(request)?;
+        match &taking.state {
+            State::Told { .. } => return None,
+            // Its lease runs out at its owner: that is as long as a reader may be slow anyway.
+            State::Reading(abort) => abort.abort(),
+            State::Proven(_) | State::Failed(_) => {}
+        }
+        let taking = self.all.remove(request)?;
+        taking.collected.then(|| ToEngine::Failed {
+            request: request.to_owned(),
+            why: "it was cancelled".to_owned(),
+        })
+    }
+}
+
+fn failed(service: &Service, request: &str, (cause, message): &Refused) -> String {
+    tracing::warn!(request, %cause, %message, "hand-off failed: nothing of it is used, the engine computes the prompt");
+    service.worker.failed(*cause);
+    format!("{cause}: {message}")
+}
