@@ -46,7 +46,7 @@ pub struct WorkerConfiguration<'a> {
     pub pool: &'a str,
     /// Hash of the pool's pod template; `None` where there are no templates.
     pub revision: Option<&'a str>,
-    /// `None` for a simulated worker, which reads no weights.
+    /// As the worker sees them. `None` for a simulated worker, which reads none, and beside a server whose files it does not see.
     pub weights: Option<&'a Weights>,
     /// Where the engine is a server of its own.
     pub server: Option<&'a ServerOfWorker>,
@@ -68,6 +68,7 @@ impl WorkerConfiguration<'_> {
                 Some(json!({ "builtin": { "name": "tiny", "seed": seed } }))
             }
             Some(Weights::Hub { .. }) => None,
+            None if self.server.is_some() => None,
             None => Some(json!({ "builtin": { "name": "tiny", "seed": 0 } })),
         };
         let mut engine = json!({

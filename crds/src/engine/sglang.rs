@@ -70,6 +70,9 @@ pub(super) fn command(start: &EngineStart<'_>) -> EngineCommand {
     command.switch("--enable-metrics");
     // The answer says how many tokens were cached, which a record holds against the router's credit.
     command.switch("--enable-cache-report");
+    // Asked for its health it would else generate a token each time.
+    let generates = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION";
+    command.environment = vec![(generates, "0".to_owned())];
     command
 }
 

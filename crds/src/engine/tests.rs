@@ -222,7 +222,8 @@ fn sglang_in_a_pod() {
             "--mem-fraction-static 0.8",
         ]
     );
-    assert_eq!(command.environment, []);
+    let quiet = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION";
+    assert_eq!(command.environment, [(quiet, "0".to_owned())]);
     let decode = start(PoolRole::Decode).command().unwrap();
     assert!(lines(&decode).contains(&"--disaggregation-mode decode".to_owned()));
 }

@@ -177,9 +177,12 @@ fn process(pod: &Pod) -> Option<Process> {
         return None;
     }
     let status = pod.status.as_ref()?;
-    let running = status
+    // A sidecar where an engine is beside it.
+    let containers = status
         .container_statuses
         .iter()
+        .chain(&status.init_container_statuses);
+    let running = containers
         .flatten()
         .find(|container| container.name == "worker")
         .filter(|container| {

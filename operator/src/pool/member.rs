@@ -12,6 +12,8 @@ use super::observed::{Observed, PoolObject, WorkerLoad, WorkerReport};
 pub(crate) const CONTROL_PORT: u16 = 7000;
 /// The one container of a worker's pod.
 pub(crate) const CONTAINER: &str = "worker";
+/// Name of the container of an engine that is a server of its own.
+pub(crate) const ENGINE: &str = "engine";
 /// Condition of a pod that is drained: True from when on, and False where a drain was taken back. The label of the same name is for
 /// selectors and follows it.
 pub(crate) const DRAINING: &str = labels::DRAINING;
@@ -223,10 +225,18 @@ pub(crate) fn holds(pod: &Pod, name: &str) -> bool {
     condition(pod, name).is_some_and(|condition| condition.status == "True")
 }
 
-/// Of the worker's container.
+/// Of the worker's container: one of the pod's own, or a sidecar where an engine is beside it.
 pub(crate) fn container(pod: &Pod) -> Option<&ContainerStatus> {
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    statuses.iter().find(|status| status.name == CONTAINER)
+    containers(pod).find(|status| status.name == CONTAINER)
+}
+
+/// Of the worker's container, and of its engine's. Others' sidecars, which a cluster may add, are no part of a worker.
+pub(crate) fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.as_ref();
+    let beside = status.and_then(|status| status.init_container_statuses.as_ref());
+    let own = status.and_then(|status| status.container_statuses.as_ref());
+    let all = beside.into_iter().chain(own).flatten();
+    all.filter(|status| status.name == CONTAINER || status.name == ENGINE)
 }
 
 pub(crate) fn created(pod: &Pod) -> Timestamp {

@@ -1,6 +1,7 @@
 //! The pod of a pool's worker, made from the pool's spec.
 //!
-//! One container, `worker`, runs Baton's daemon. Its configuration is an annotation of the pod that the pod reads back as a file, so
+//! The container `worker` runs Baton's daemon, with the engine in it or beside a server of the engine, which is the container `engine`
+//! then (`render::engine`). The daemon's configuration is an annotation of the pod that the pod reads back as a file, so
 //! that a pod and its configuration cannot differ, and there is no ConfigMap to keep, to roll and to delete.
 //!
 //! # How `spec.template` is merged
@@ -19,6 +20,7 @@
 //! `Tcp` and `Local`. For the same reason no `/dev/shm` is made larger than a runtime makes it.
 
 mod container;
+mod engine;
 mod model;
 mod scheduling;
 mod volumes;
@@ -26,10 +28,10 @@ mod volumes;
 use std::collections::BTreeMap;
 
 use baton_crds::pool::Transport;
-use baton_crds::worker_configuration::{Weights, WorkerConfiguration};
+use baton_crds::worker_configuration::{ServerOfWorker, Weights, WorkerConfiguration};
 use baton_crds::{GROUP, PoolRole, PoolSpec, VERSION, labels};
 use k8s_openapi::api::core::v1::{
-    Container, Pod, PodReadinessGate, PodSecurityContext, PodSpec, SeccompProfile,
+    Pod, PodReadinessGate, PodSecurityContext, PodSpec, SeccompProfile,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde::de::DeserializeOwned;
@@ -53,7 +55,10 @@ const USER: i64 = 65532;
 pub(crate) struct Rendered<'a> {
     pub(crate) revision: String,
     observed: &'a Observed,
+    /// As the worker sees them.
     weights: Option<Weights>,
+    /// What the worker is told of the server beside it.
+    server: Option<ServerOfWorker>,
     /// Everything of the pod but its name and what follows from it.
     template: Pod,
 }
@@ -86,7 +91,8 @@ impl<'a> Rendered<'a> {
         let mut rendered = Self {
             revision: String::new(),
             observed,
-            weights: model.weights,
+            weights: engine::weights_of_daemon(spec, model),
+            server: engine::described(spec),
             template,
         };
         rendered.revision = rendered.hash();
@@ -132,7 +138,7 @@ impl<'a> Rendered<'a> {
             pool: &pool.name,
             revision: Some(particulars.revision),
             weights: self.weights.as_ref(),
-            server: None,
+            server: self.server.as_ref(),
             // A pod does not know its node's domains; they are labels of the pod once it has a node.
             topology: Vec::new(),
             tpot_objective_milliseconds: particulars.tpot_objective_milliseconds,
@@ -205,10 +211,18 @@ fn pod_spec(observed: &Observed, model: &model::Mounted) -> Result<PodSpec, Refu
     let pool = &observed.pool;
     let template = &pool.spec.template;
     let drain = pool.spec.rollout.drain_timeout_seconds.max(0);
-    let worker: Container = container::worker(observed, model, drain)?;
+    let is_server = pool.spec.engine.engine_type.is_server();
+    let worker_image = observed.settings.worker_image.as_deref();
+    let (beside, computing) = if is_server {
+        let daemon = engine::daemon(observed, model)?;
+        (Some(vec![daemon]), engine::server(observed, model, drain)?)
+    } else {
+        (None, container::worker(observed, model, drain)?)
+    };
     Ok(PodSpec {
-        containers: vec![worker],
-        volumes: Some(volumes::all(&pool.spec, model)?),
+        init_containers: beside,
+        containers: vec![computing],
+        volumes: Some(volumes::all(&pool.spec, model, worker_image)?),
         affinity: scheduling::affinity(observed)?,
         topology_spread_constraints: scheduling::spread(observed)?,
         node_selector: Some(template.node_selector.clone()).filter(|labels| !labels.is_empty()),
@@ -227,9 +241,10 @@ fn pod_spec(observed: &Observed, model: &model::Mounted) -> Result<PodSpec, Refu
         termination_grace_period_seconds: Some(drain + GRACE_BEYOND_DRAIN),
         restart_policy: Some("Always".to_owned()),
         security_context: Some(PodSecurityContext {
-            run_as_non_root: Some(true),
-            run_as_user: Some(USER),
-            run_as_group: Some(USER),
+            // Images of engines are others' and are run as they are; the daemon beside has the same for itself.
+            run_as_non_root: (!is_server).then_some(true),
+            run_as_user: (!is_server).then_some(USER),
+            run_as_group: (!is_server).then_some(USER),
             seccomp_profile: Some(SeccompProfile {
                 type_: "RuntimeDefault".to_owned(),
                 ..SeccompProfile::default()

@@ -4,9 +4,9 @@
 
 use baton_crds::labels;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-use super::member::{Member, Stage, condition, container, created, transition};
+use super::member::{CONTAINER, ENGINE, Member, Stage, condition, containers, created, transition};
 use super::observed::Observed;
 use super::registration::{CARD_MISMATCH, CARD_UNAVAILABLE};
 
@@ -61,14 +61,24 @@ fn unscheduled(pod: &Pod) -> Option<Trouble> {
 }
 
 fn waiting(pod: &Pod) -> Option<Trouble> {
-    let status = container(pod)?;
+    containers(pod).find_map(|status| waiting_container(pod, status))
+}
+
+fn waiting_container(pod: &Pod, status: &ContainerStatus) -> Option<Trouble> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
     let why = waiting.message.as_deref().map(sentence).unwrap_or_default();
-    let image = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.containers.first()?.image.as_deref())
+    let spec = pod.spec.as_ref()?;
+    let own = spec.containers.iter();
+    let image = own
+        .chain(spec.init_containers.iter().flatten())
+        .find(|container| container.name == status.name)
+        .and_then(|container| container.image.as_deref())
         .unwrap_or(&status.image);
+    // The image of a daemon beside an engine is the operator's.
+    let field = match (status.name.as_str(), spec.init_containers.is_some()) {
+        (CONTAINER, true) => "the operator's --worker-image",
+        _ => "spec.engine.image",
+    };
     match waiting.reason.as_deref()? {
         // The kubelet alternates between the two; the second repeats the first's words after its own.
         "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable" => {
@@ -78,14 +88,14 @@ fn waiting(pod: &Pod) -> Option<Trouble> {
             trouble(
                 "ImagePullFailed",
                 format!(
-                    "image {image} cannot be pulled: check its name in spec.engine.image, and that nodes may pull it: {why}"
+                    "image {image} cannot be pulled: check its name in {field}, and that nodes may pull it: {why}"
                 ),
                 true,
             )
         }
         "InvalidImageName" | "ErrImageNeverPull" | "ImageInspectError" => trouble(
             "ImagePullFailed",
-            format!("image {image} cannot be used: correct spec.engine.image: {why}"),
+            format!("image {image} cannot be used: correct {field}: {why}"),
             true,
         ),
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => trouble(
@@ -100,7 +110,15 @@ fn waiting(pod: &Pod) -> Option<Trouble> {
 /// A worker that keeps ending is in turn ended, waited with and run again; that it was started once more is no news until it has
 /// run for a while.
 fn ended(pod: &Pod, now: Timestamp) -> Option<Trouble> {
-    let status = container(pod)?;
+    containers(pod).find_map(|status| ended_container(status, now))
+}
+
+fn ended_container(status: &ContainerStatus, now: Timestamp) -> Option<Trouble> {
+    let what = if status.name == ENGINE {
+        "engine"
+    } else {
+        "worker"
+    };
     let state = status.state.as_ref()?;
     if let Some(running) = &state.running {
         let started = running.started_at.as_ref().map(|time| time.0);
@@ -114,11 +132,11 @@ fn ended(pod: &Pod, now: Timestamp) -> Option<Trouble> {
     let terminated = state.terminated.as_ref().or(last)?;
     let words = last_words(terminated);
     if status.restart_count < CRASHES {
-        return trouble("WorkerEnded", format!("its worker ended: {words}"), false);
+        return trouble("WorkerEnded", format!("its {what} ended: {words}"), false);
     }
     trouble(
         "CrashLoop",
-        format!("its worker keeps ending: {words}"),
+        format!("its {what} keeps ending: {words}"),
         true,
     )
 }

@@ -7,7 +7,7 @@ use baton_crds::pool::EnvironmentVariable;
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle,
     LifecycleHandler, ObjectFieldSelector, PodResourceClaim, Probe, ResourceClaim,
-    ResourceRequirements, SecurityContext,
+    ResourceRequirements, SecurityContext, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -20,13 +20,14 @@ use crate::pool::observed::Observed;
 use crate::pool::refusal::Refusal;
 
 const TRANSFER_PORT: i32 = 7001;
-const ADMIN_PORT: i32 = 7002;
+pub(super) const ADMIN_PORT: i32 = 7002;
 const PROGRAM: &str = "/usr/local/bin/baton-worker";
 /// Seconds between two probes of a worker that starts.
 const STARTUP_PERIOD: i32 = 2;
 /// Half an hour: large weights come over a network.
 const STARTUP_PROBES: i32 = 900;
 
+/// The worker with its engine in it.
 pub(super) fn worker(
     observed: &Observed,
     model: &Mounted,
@@ -40,37 +41,36 @@ pub(super) fn worker(
             "spec.engine.image is not set and the operator has no --worker-image: set one of them",
         ));
     };
-    let mut args = vec!["serve".to_owned()];
+    let mut env = own_environment();
+    add_authors(&mut env, spec)?;
+    let mut container = daemon(image, env, volumes::mounts(spec, model)?);
+    let args = container.args.get_or_insert_default();
     args.extend(spec.engine.args.iter().cloned());
-    let port = |name: &str, port: i32| ContainerPort {
-        name: Some(name.to_owned()),
-        container_port: port,
-        ..ContainerPort::default()
-    };
     Ok(Container {
+        resources: resources(spec)?,
+        lifecycle: Some(drained_before_the_end(drain_seconds)),
+        ..container
+    })
+}
+
+/// What any worker's container is.
+pub(super) fn daemon(image: String, env: Vec<EnvVar>, mounts: Vec<VolumeMount>) -> Container {
+    Container {
         name: CONTAINER.to_owned(),
         image: Some(image),
         command: Some(vec![PROGRAM.to_owned()]),
-        args: Some(args),
-        env: Some(environment(spec)?),
+        args: Some(vec!["serve".to_owned()]),
+        env: Some(env),
         ports: Some(vec![
             port("control", i32::from(CONTROL_PORT)),
             port("transfer", TRANSFER_PORT),
             port("admin", ADMIN_PORT),
         ]),
-        resources: resources(spec)?,
-        volume_mounts: Some(volumes::mounts(spec, model)?),
-        startup_probe: Some(probe("/healthz", STARTUP_PERIOD, STARTUP_PROBES)),
-        readiness_probe: Some(probe("/readyz", 2, 3)),
+        volume_mounts: Some(mounts),
+        startup_probe: Some(probe(admin("/healthz"), STARTUP_PERIOD, STARTUP_PROBES)),
+        readiness_probe: Some(probe(admin("/readyz"), 2, 3)),
         // A minute of silence: a processor that computes may be late, and a restart costs all that was cached.
-        liveness_probe: Some(probe("/healthz", 10, 6)),
-        lifecycle: Some(Lifecycle {
-            pre_stop: Some(LifecycleHandler {
-                http_get: Some(admin(&format!("/drain?waitSeconds={drain_seconds}"))),
-                ..LifecycleHandler::default()
-            }),
-            ..Lifecycle::default()
-        }),
+        liveness_probe: Some(probe(admin("/healthz"), 10, 6)),
         // Last words of a worker that ends with an error are in its pod's status, and from there in the pool's.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         security_context: Some(SecurityContext {
@@ -83,7 +83,26 @@ pub(super) fn worker(
             ..SecurityContext::default()
         }),
         ..Container::default()
-    })
+    }
+}
+
+/// The kubelet tells the daemon to drain, and waits for it, before it ends the container that has this.
+pub(super) fn drained_before_the_end(drain_seconds: i64) -> Lifecycle {
+    Lifecycle {
+        pre_stop: Some(LifecycleHandler {
+            http_get: Some(admin(&format!("/drain?waitSeconds={drain_seconds}"))),
+            ..LifecycleHandler::default()
+        }),
+        ..Lifecycle::default()
+    }
+}
+
+pub(super) fn port(name: &str, port: i32) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port,
+        ..ContainerPort::default()
+    }
 }
 
 fn admin(path: &str) -> HTTPGetAction {
@@ -94,9 +113,9 @@ fn admin(path: &str) -> HTTPGetAction {
     }
 }
 
-fn probe(path: &str, period: i32, failures: i32) -> Probe {
+pub(super) fn probe(what: HTTPGetAction, period: i32, failures: i32) -> Probe {
     Probe {
-        http_get: Some(admin(path)),
+        http_get: Some(what),
         period_seconds: Some(period),
         failure_threshold: Some(failures),
         timeout_seconds: Some(5),
@@ -104,31 +123,44 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
     }
 }
 
-fn environment(spec: &PoolSpec) -> Result<Vec<EnvVar>, Refusal> {
-    let set = |name: &str, value: &str| EnvVar {
+pub(super) fn set(name: &str, value: &str) -> EnvVar {
+    EnvVar {
         name: name.to_owned(),
         value: Some(value.to_owned()),
         value_from: None,
-    };
-    let mut all = vec![
-        EnvVar {
-            name: "POD_IP".to_owned(),
-            value: None,
-            value_from: Some(EnvVarSource {
-                field_ref: Some(ObjectFieldSelector {
-                    field_path: "status.podIP".to_owned(),
-                    ..ObjectFieldSelector::default()
-                }),
-                ..EnvVarSource::default()
+    }
+}
+
+/// The pod's address, which later variables and arguments may name as `$(POD_IP)`.
+pub(super) fn pod_address() -> EnvVar {
+    EnvVar {
+        name: "POD_IP".to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                field_path: "status.podIP".to_owned(),
+                ..ObjectFieldSelector::default()
             }),
-        },
+            ..EnvVarSource::default()
+        }),
+    }
+}
+
+/// What a worker is told.
+pub(super) fn own_environment() -> Vec<EnvVar> {
+    vec![
+        pod_address(),
         set("BATON_CONFIG", volumes::CONFIGURATION_FILE),
         set("BATON_CONTROL", &format!("0.0.0.0:{CONTROL_PORT}")),
         set("BATON_TRANSFER", &format!("0.0.0.0:{TRANSFER_PORT}")),
         set("BATON_ADMIN", &format!("0.0.0.0:{ADMIN_PORT}")),
         set("BATON_ADVERTISE", "$(POD_IP)"),
         set("BATON_HASH_KEY_FILE", volumes::HASH_KEY_FILE),
-    ];
+    ]
+}
+
+/// Adds the author's variables, of which none may be one that is there.
+pub(super) fn add_authors(all: &mut Vec<EnvVar>, spec: &PoolSpec) -> Result<(), Refusal> {
     let own = all.len();
     for (index, variable) in spec.engine.env.iter().enumerate() {
         if all[..own].iter().any(|set| set.name == variable.name) {
@@ -140,7 +172,7 @@ fn environment(spec: &PoolSpec) -> Result<Vec<EnvVar>, Refusal> {
         }
         all.push(authors(index, variable)?);
     }
-    Ok(all)
+    Ok(())
 }
 
 fn authors(index: usize, variable: &EnvironmentVariable) -> Result<EnvVar, Refusal> {
@@ -159,7 +191,7 @@ fn authors(index: usize, variable: &EnvironmentVariable) -> Result<EnvVar, Refus
 }
 
 /// Requests and limits of devices are equal: Kubernetes has it no other way for extended resources.
-fn resources(spec: &PoolSpec) -> Result<Option<ResourceRequirements>, Refusal> {
+pub(super) fn resources(spec: &PoolSpec) -> Result<Option<ResourceRequirements>, Refusal> {
     let mut requests = quantities("resources.requests", &spec.template.resources.requests)?;
     let mut limits = quantities("resources.limits", &spec.template.resources.limits)?;
     let accelerator = &spec.accelerator;

@@ -19,10 +19,12 @@ pub(super) const DIRECTORY: &str = "/model";
 /// The weights in an image that is mounted as a volume: such an image has no other way to say where they are.
 const FILE_OF_IMAGE: &str = "model.gguf";
 
-/// The weights, as the container sees them.
+/// The weights, as the container that computes sees them.
 #[derive(Debug, Default)]
 pub(super) struct Mounted {
     pub(super) weights: Option<Weights>,
+    /// A daemon beside that container sees them too, at the same place.
+    pub(super) shared: bool,
     pub(super) volume: Option<Volume>,
     pub(super) mount: Option<VolumeMount>,
 }
@@ -31,6 +33,7 @@ impl Mounted {
     fn at(path: PathBuf, directory: &str, volume: Volume) -> Self {
         Self {
             weights: Some(Weights::Path(path)),
+            shared: true,
             volume: Some(volume),
             mount: Some(VolumeMount {
                 name: VOLUME.to_owned(),
@@ -43,16 +46,9 @@ impl Mounted {
 }
 
 pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
-    match spec.engine.engine_type {
-        EngineType::Builtin => {}
-        EngineType::Simulated => return Ok(Mounted::default()),
-        kind @ (EngineType::Vllm | EngineType::SgLang) => {
-            let message = format!(
-                "spec.engine.type is {}: this version of the operator makes no pods of it",
-                kind.word()
-            );
-            return Err(Refusal::new("EngineUnsupported", message));
-        }
+    let kind = spec.engine.engine_type;
+    if kind == EngineType::Simulated {
+        return Ok(Mounted::default());
     }
     let source = &spec.model.source;
     let volume = Volume {
@@ -64,6 +60,19 @@ pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
             "InvalidSpec",
             format!("spec.model.source: {error}"),
         )),
+        Ok(ModelLocation::Tiny { .. } | ModelLocation::PyPi { .. }) if kind.is_server() => {
+            Err(Refusal::new(
+                "InvalidSpec",
+                format!(
+                    "spec.model.source.uri is one for engine Builtin: give {} a model's folder or hf://ORGANISATION/NAME",
+                    kind.word()
+                ),
+            ))
+        }
+        Ok(ModelLocation::Hub { name, revision }) if kind.is_server() => Ok(Mounted {
+            weights: Some(Weights::Hub { name, revision }),
+            ..Mounted::default()
+        }),
         Ok(ModelLocation::Tiny { seed }) => Ok(Mounted {
             weights: Some(Weights::Tiny { seed }),
             ..Mounted::default()
@@ -77,22 +86,22 @@ pub(super) fn mounted(spec: &PoolSpec) -> Result<Mounted, Refusal> {
             "spec.model.source.uri is a pypi:// one: pods do not fetch models from package indexes: put the file into an image or a volume",
         )),
         Ok(ModelLocation::File(path)) => match &source.host_path {
-            // A file:// is one of the worker's image.
+            // A file:// is one of the image of what computes.
             None => Ok(Mounted {
                 weights: Some(Weights::Path(path)),
                 ..Mounted::default()
             }),
-            Some(host_path) => Ok(from_node(host_path, volume)),
+            Some(host_path) => Ok(from_node(host_path, kind.is_server(), volume)),
         },
         Ok(ModelLocation::Cluster) => match (&source.persistent_volume_claim, &source.image) {
             (Some(claim), _) => from_claim(claim, volume),
-            (None, image) => Ok(from_image(image.clone(), volume)),
+            (None, image) => Ok(from_image(image.clone(), kind.is_server(), volume)),
         },
     }
 }
 
-/// Mounts the file alone: its directory may hold what is none of the worker's business.
-fn from_node(host_path: &str, volume: Volume) -> Mounted {
+/// Mounts the file alone: its directory may hold what is none of the worker's business. A server's model is a directory of its own.
+fn from_node(host_path: &str, is_folder: bool, volume: Volume) -> Mounted {
     let inside = Path::new(host_path).file_name().map_or_else(
         || PathBuf::from(DIRECTORY),
         |name| Path::new(DIRECTORY).join(name),
@@ -100,7 +109,7 @@ fn from_node(host_path: &str, volume: Volume) -> Mounted {
     let volume = Volume {
         host_path: Some(HostPathVolumeSource {
             path: host_path.to_owned(),
-            type_: Some("File".to_owned()),
+            type_: Some(if is_folder { "Directory" } else { "File" }.to_owned()),
         }),
         ..volume
     };
@@ -138,7 +147,8 @@ fn from_claim(claim: &str, volume: Volume) -> Result<Mounted, Refusal> {
     ))
 }
 
-fn from_image(image: Option<String>, volume: Volume) -> Mounted {
+/// A folder is the image's root.
+fn from_image(image: Option<String>, is_folder: bool, volume: Volume) -> Mounted {
     let volume = Volume {
         image: Some(ImageVolumeSource {
             reference: image,
@@ -146,5 +156,11 @@ fn from_image(image: Option<String>, volume: Volume) -> Mounted {
         }),
         ..volume
     };
-    Mounted::at(Path::new(DIRECTORY).join(FILE_OF_IMAGE), DIRECTORY, volume)
+    let root = Path::new(DIRECTORY);
+    let weights = if is_folder {
+        root.to_path_buf()
+    } else {
+        root.join(FILE_OF_IMAGE)
+    };
+    Mounted::at(weights, DIRECTORY, volume)
 }

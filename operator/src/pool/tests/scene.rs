@@ -41,7 +41,7 @@ pub(super) fn changed(change: &Value) -> Value {
     spec
 }
 
-fn lay_over(base: &mut Value, change: &Value) {
+pub(super) fn lay_over(base: &mut Value, change: &Value) {
     let (Value::Object(base_fields), Value::Object(fields)) = (&mut *base, change) else {
         *base = change.clone();
         return;
