@@ -15,7 +15,7 @@ use baton_placement::fleet::{
 };
 use baton_placement::index::PrefixHits;
 use baton_placement::place::{Request, place};
-use baton_placement::policy::Policy;
+use baton_placement::policy::{Assurance, Policy};
 use baton_placement::rng::Rng;
 
 /// `pairs` prefill and as many decode workers, four to a host, four hosts to a rack, under random load.
@@ -58,6 +58,7 @@ fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
             state: WorkerState::Ready,
             can_prefill: true,
             can_decode: true,
+            hands_over: Assurance::Verified,
             kv_identity: "kv".into(),
             compatibility: "one".into(),
             adapters: vec![],

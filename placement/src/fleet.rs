@@ -17,6 +17,7 @@ pub(crate) use links::{Links, NoRoute, Route};
 
 use crate::coefficients::CoefficientSet;
 use crate::cost::ChunkRule;
+use crate::policy::Assurance;
 
 /// A worker's position in a [`Fleet`].
 pub type WorkerIndex = usize;
@@ -56,6 +57,8 @@ pub struct Workers {
     pub state: Vec<WorkerState>,
     pub can_prefill: Vec<bool>,
     pub can_decode: Vec<bool>,
+    /// Who vouches for KV that it hands over.
+    pub hands_over: Vec<Assurance>,
     pub kv_identity: Vec<String>,
     pub adapters: Vec<Vec<String>>,
     /// Position in `coefficients.workers`.

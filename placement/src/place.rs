@@ -152,6 +152,8 @@ pub enum Filter {
     TooFar,
     BreakerOpen,
     NoTransport,
+    /// Its KV is moved by its engine's own connector, and the policy requires that Baton checks every block.
+    NotVerified,
     /// Pairs worse than the best that can be recorded: by a bound, or evaluated on the way.
     ProvedWorse,
     /// Candidates beyond what is recorded, local ones included.

@@ -108,6 +108,27 @@ pub struct RecordedInput {
     pub prefill_pools: bool,
     #[serde(default)]
     pub whole: bool,
+    /// Of a request that an engine tokenises itself: whether its prefix was credited. Absent where it was tokenised here for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credit: Option<Credit>,
+    /// The field of the request for which it stays on one worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsplittable: Option<String>,
+}
+
+/// Whether a prompt that an engine tokenises was looked up in prefix caches; where it was not, `tokens` is an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Credit {
+    /// It was tokenised as the engine does, and looked up.
+    Tokens,
+    /// No tokenizer of its model is known.
+    NoTokenizer,
+    /// The card says that the engine may make other tokens.
+    TextUnverified,
+    /// Images, sound and what else is no text.
+    NotText,
+    /// It has a form that is not read here: several prompts, a template of the client's own, another endpoint.
+    Unread,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -195,6 +195,14 @@ pub enum Split {
 }
 
 impl Split {
+    /// Whether Baton checks each block on its way, and not an engine by itself.
+    pub fn is_verified(&self) -> bool {
+        match self {
+            Self::None | Self::Baton { .. } => true,
+            Self::NixlPull { .. } | Self::Bootstrap { .. } => false,
+        }
+    }
+
     /// As records and messages name it.
     pub fn word(&self) -> &'static str {
         match self {

@@ -90,6 +90,8 @@ words! {
         NoTransport = "no-transport",
         /// Bytes that are no frame of the transport protocol.
         ProtocolError = "protocol-error",
+        /// An engine's own connector gave it up, and does not say why.
+        EngineFailed = "engine-failed",
     }
 }
 

@@ -153,6 +153,7 @@ pub async fn serve_until(
         records: records.clone(),
         metrics: metrics.clone(),
         tracer,
+        network: system.network.clone(),
         seed: u64::from_le_bytes(entropy::bytes(&*system.entropy)?),
         entropy: system.entropy.clone(),
     });

@@ -10,6 +10,7 @@ pub mod decide;
 mod drive;
 pub mod failure;
 mod held;
+pub mod http;
 mod legs;
 pub mod messages;
 mod planning;
@@ -19,13 +20,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_placement::fleet::WorkerState;
+use baton_placement::record::Credit;
 use baton_placement::rng::Rng;
-use baton_protocol::card::Role;
+use baton_protocol::card::{Role, TextCheck};
 use baton_protocol::ids::RunId;
 use baton_system::entropy::Entropy;
+use baton_system::network::Network;
 use baton_telemetry::tracer::Tracer;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
+
+use http::pool::Engines;
 
 use crate::clock::Clock;
 use crate::fleet::{View, Workers};
@@ -33,7 +38,7 @@ use crate::learning::Learning;
 use crate::metrics::Metrics;
 use crate::policy::{Policies, PolicyHandle};
 use crate::records::Records;
-use crate::run::{Dispatch, ModelListing, RunHandle, RunRequest, TextArtifacts, channel};
+use crate::run::{Dispatch, ModelListing, PassedOn, RunHandle, RunRequest, TextArtifacts, channel};
 
 /// What all runs share.
 #[derive(Debug)]
@@ -46,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) records: Arc<Records>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tracer: Tracer,
+    /// Connections to engines that are called over HTTP.
+    pub(crate) engines: Arc<Engines>,
     pub(crate) rng: Mutex<Rng>,
     entropy: Arc<dyn Entropy>,
     /// Runs under way that are local only for lack of a prefill worker, by policy.
@@ -73,6 +80,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Where the spans of runs go.
     pub tracer: Tracer,
+    /// Engines are called over it.
+    pub network: Arc<dyn Network>,
     /// Of the chance in placement.
     pub seed: u64,
     /// Of run ids.
@@ -91,6 +100,7 @@ impl Dispatcher {
                 records: parts.records,
                 metrics: parts.metrics,
                 tracer: parts.tracer,
+                engines: Engines::new(parts.network),
                 rng: Mutex::new(Rng::new(parts.seed)),
                 entropy: parts.entropy,
                 without_prefill: Mutex::default(),
@@ -103,6 +113,7 @@ impl Dispatcher {
     pub async fn finished(&self) {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        self.shared.engines.close();
     }
 
     /// Workers that may be placed on now.
@@ -116,7 +127,7 @@ impl Dispatcher {
     fn members<'a>(
         view: &'a View,
         policy: &'a PolicyHandle,
-    ) -> impl Iterator<Item = (usize, &'a crate::fleet::Member)> {
+    ) -> impl Iterator<Item = (usize, &'a crate::fleet::Member)> + Clone {
         view.members.iter().enumerate().filter(move |(_, member)| {
             let pools = match member.card.pool_role {
                 Role::Prefill => &policy.policy.prefill_pools,
@@ -177,6 +188,33 @@ impl Dispatch for Dispatcher {
         }))
     }
 
+    fn passed_on(&self, policy: &PolicyHandle) -> Option<PassedOn> {
+        let view = self.shared.workers.view();
+        if !planning::passes_on(&view, policy) {
+            return None;
+        }
+        let engines =
+            Self::members(&view, policy).filter(|(_, member)| planning::is_engine(member));
+        let max_context = engines
+            .clone()
+            .map(|(_, member)| member.card.capacity.max_context)
+            .max()?;
+        let verified = engines
+            .clone()
+            .all(|(_, member)| member.card.text == TextCheck::Verified);
+        let text = match self.artifacts(policy) {
+            None => Err(Credit::NoTokenizer),
+            Some(_) if !verified => Err(Credit::TextUnverified),
+            Some(artifacts) => Ok(artifacts),
+        };
+        Some(PassedOn { max_context, text })
+    }
+
+    fn passes_on(&self) -> bool {
+        let view = self.shared.workers.view();
+        view.members.iter().any(planning::is_engine)
+    }
+
     fn unserved(&self) -> Vec<String> {
         let in_force = self.shared.policies.in_force();
         let view = self.shared.workers.view();
@@ -188,7 +226,7 @@ impl Dispatch for Dispatcher {
             let model = &policy.model;
             if !up {
                 Some(format!("model {model}: no decode worker is up"))
-            } else if self.artifacts(policy).is_none() {
+            } else if !planning::passes_on(&view, policy) && self.artifacts(policy).is_none() {
                 Some(format!("model {model}: its tokenizer is not here yet"))
             } else {
                 None

@@ -6,6 +6,7 @@
 //! - [`headers`]: request ids, `x-baton-mode`, trace context.
 //! - [`generate`]: a chat or completion request, from its body to a run.
 //! - [`body`], [`reading`], [`prompt`]: a body, a request, its tokens.
+//! - `passing`: a request that is passed on to an engine as it came, and the engine's answer.
 //! - [`gate`]: who is served now and who waits.
 //! - [`stream`], [`whole`]: the two forms of an answer. [`reply`]: answers and errors as HTTP responses.
 //!
@@ -25,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::openai::answer::Kind;
+use crate::forward::asked::Endpoint;
 use crate::openai::error::ApiError;
 use crate::openai::listing::{Model, list};
 use crate::run::Dispatch;
@@ -34,6 +35,7 @@ use access::Access;
 use counts::Counts;
 use gate::Gate;
 use memory::Memory;
+use passing::Route;
 
 pub mod access;
 pub mod body;
@@ -48,6 +50,7 @@ pub mod headers;
 pub mod keys;
 pub mod limits;
 pub mod memory;
+mod passing;
 pub mod patience;
 pub mod prompt;
 pub mod reading;
@@ -149,7 +152,19 @@ impl Front {
 
     /// The public port's routes.
     pub fn routes(self: &Arc<Self>) -> Router {
-        Router::new()
+        let others = passing::OTHERS
+            .into_iter()
+            .fold(Router::new(), |routes, path| {
+                let route = Route {
+                    path,
+                    endpoint: Endpoint::Other,
+                };
+                let serve = move |State(front): State<Arc<Self>>, request: Request| {
+                    generate::generate(front, route, request)
+                };
+                routes.route(path, post(serve))
+            });
+        others
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
             .route("/v1/models", get(models))
@@ -167,11 +182,19 @@ impl Front {
 }
 
 async fn chat(State(front): State<Arc<Front>>, request: Request) -> Response {
-    generate::generate(front, Kind::Chat, request).await
+    let route = Route {
+        path: "/v1/chat/completions",
+        endpoint: Endpoint::Chat,
+    };
+    generate::generate(front, route, request).await
 }
 
 async fn completions(State(front): State<Arc<Front>>, request: Request) -> Response {
-    generate::generate(front, Kind::Completion, request).await
+    let route = Route {
+        path: "/v1/completions",
+        endpoint: Endpoint::Completions,
+    };
+    generate::generate(front, route, request).await
 }
 
 async fn models(State(front): State<Arc<Front>>) -> Response {

@@ -2,6 +2,7 @@
 //!
 //! In the order in which a request passes them:
 //! - [`front`]: HTTP. [`openai`]: OpenAI's types. [`text`]: tokenising, chat templates, text of generated tokens.
+//! - [`forward`]: requests that engines get as they came.
 //! - [`run`]: the seam between the front and dispatch.
 //! - [`dispatch`]: places a run, tries plans on workers, decides about failures.
 //! - [`fleet`]: what is known of the workers. [`policy`]: how to place. [`learning`]: what runs teach.
@@ -17,6 +18,7 @@ pub mod cluster;
 pub mod dispatch;
 pub mod fleet;
 pub mod followed;
+pub mod forward;
 pub mod front;
 pub mod learning;
 pub mod metrics;

@@ -8,15 +8,19 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use baton_placement::record::Credit;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::RunId;
 use baton_protocol::wire;
 use baton_telemetry::context::TraceContext;
 use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::forward::Forward;
 use crate::policy::PolicyHandle;
 
 /// Events that wait for a slow client: at 100 tokens a second, 2.5 s of output. When it is full the run stops reading from its
@@ -63,14 +67,16 @@ impl FromStr for Mode {
     }
 }
 
-/// One client request, tokenised.
+/// One client request, tokenised, or passed on to engines that tokenise it.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
     /// `x-request-id`, the client's or made.
     pub request_id: String,
     pub policy: Arc<PolicyHandle>,
-    /// The prompt.
+    /// The prompt. Empty where an engine tokenises it and it could not be done here.
     pub tokens: Vec<u32>,
+    /// Set where the request is passed on as it came; then `tokens` only find what workers hold, and `sampling` says nothing.
+    pub forward: Option<Arc<Forward>>,
     pub sampling: wire::Sampling,
     pub stopping: wire::Stopping,
     /// Empty: none.
@@ -88,9 +94,23 @@ pub struct RunRequest {
     pub received: Instant,
 }
 
+impl RunRequest {
+    /// Tokens of the prompt; an estimate where nobody here has tokenised it.
+    pub fn prompt_tokens(&self) -> u32 {
+        match &self.forward {
+            Some(forward) => forward.prompt_tokens,
+            None => u32::try_from(self.tokens.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
 /// What comes out of a run. After `Finished` or `Failed` nothing follows.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
+    /// A request that was passed on: status and headers of the engine's answer. First, and once.
+    Answer(EngineHead),
+    /// Bytes of that answer, as the engine sent them; whole frames where it is a stream of events.
+    Bytes(Bytes),
     Token {
         id: u32,
         logprobs: Option<wire::Logprobs>,
@@ -111,9 +131,37 @@ pub struct Usage {
     pub output_tokens: u32,
 }
 
+/// How an engine's answer begins: what of it is passed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineHead {
+    pub status: StatusCode,
+    /// Without those that are about one connection.
+    pub headers: HeaderMap,
+}
+
+impl EngineHead {
+    /// A stream of server-sent events.
+    pub fn streams(&self) -> bool {
+        let value = self.headers.get(CONTENT_TYPE);
+        let value = value.and_then(|value| value.to_str().ok());
+        value.is_some_and(|value| value.starts_with("text/event-stream"))
+    }
+}
+
+/// What an engine said instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineRefusal {
+    pub head: EngineHead,
+    pub body: Bytes,
+}
+
 /// A run that ended without a result, as the client is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFailure {
+    /// The engine's own words, where it gave any: the client gets them as they are.
+    pub engine: Option<Box<EngineRefusal>>,
+    /// The engine has told the client itself, in its stream.
+    pub told: bool,
     pub class: FailureClass,
     /// HTTP status where nothing has been sent yet.
     pub status: u16,
@@ -159,7 +207,10 @@ impl RunHandle {
                         },
                     });
                 }
-                RunEvent::Finished { .. } | RunEvent::Failed(_) => return Some(event),
+                RunEvent::Finished { .. }
+                | RunEvent::Failed(_)
+                | RunEvent::Answer(_)
+                | RunEvent::Bytes(_) => return Some(event),
             }
         }
     }
@@ -232,6 +283,15 @@ pub struct TextArtifacts {
     pub max_context: u32,
 }
 
+/// What the front needs to know to pass requests of a model on.
+#[derive(Clone, Debug)]
+pub struct PassedOn {
+    /// Longest sequence that a worker of the model takes, in tokens.
+    pub max_context: u32,
+    /// What makes the engine's tokens of text, or why nothing here does.
+    pub text: Result<Arc<TextArtifacts>, Credit>,
+}
+
 /// What the front asks of dispatch. The router has one implementation, `dispatch::Dispatcher`; a test of the front
 /// may script its own with [`channel`].
 pub trait Dispatch: Send + Sync + fmt::Debug {
@@ -250,6 +310,16 @@ pub trait Dispatch: Send + Sync + fmt::Debug {
 
     /// Whether requests can be served now, of one model at least; otherwise what is missing.
     fn ready(&self) -> Result<(), String>;
+
+    /// How requests of a policy are passed on to engines as they come; `None`: they are tokenised here for good.
+    fn passed_on(&self, _policy: &PolicyHandle) -> Option<PassedOn> {
+        None
+    }
+
+    /// Whether any policy's requests are passed on: only then is a body looked at before it is parsed.
+    fn passes_on(&self) -> bool {
+        false
+    }
 
     /// Begins a run. Never blocks.
     fn start(&self, request: RunRequest) -> RunHandle;

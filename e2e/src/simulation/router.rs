@@ -14,7 +14,7 @@ use baton_placement::fleet::{
     Fleet, FleetBuilder, OwnDispatches, ReportedLoad, WorkerEntry, WorkerState, domain_key,
 };
 use baton_placement::place::{Decision, Plan, Request, place};
-use baton_placement::policy::{FirstToken, Overrides, Policy, Pooling};
+use baton_placement::policy::{Assurance, FirstToken, Overrides, Policy, Pooling};
 use baton_placement::rng::Rng;
 use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire;
@@ -145,6 +145,7 @@ impl Router {
                 state: WorkerState::Ready,
                 can_prefill: true,
                 can_decode: true,
+                hands_over: Assurance::Verified,
                 kv_identity: "one".to_owned(),
                 compatibility: "one".to_owned(),
                 adapters: Vec::new(),

@@ -10,6 +10,7 @@ use super::links::{Links, domain_key};
 use super::{BreakerState, Fleet, OwnDispatches, WorkerState, Workers};
 use crate::coefficients::CoefficientSet;
 use crate::cost::ChunkRule;
+use crate::policy::Assurance;
 
 /// One worker as the router knows it.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct WorkerEntry {
     pub state: WorkerState,
     pub can_prefill: bool,
     pub can_decode: bool,
+    /// Who vouches for KV that it hands over.
+    pub hands_over: Assurance,
     pub kv_identity: String,
     /// Workers of one class pair alike: anything that `compatible` reads, as a key.
     pub compatibility: String,
@@ -265,6 +268,7 @@ impl FleetBuilder {
             workers.state.push(entry.state);
             workers.can_prefill.push(entry.can_prefill);
             workers.can_decode.push(entry.can_decode);
+            workers.hands_over.push(entry.hands_over);
             workers.kv_identity.push(entry.kv_identity);
             workers.adapters.push(entry.adapters);
             workers.chunks.push(entry.chunks);

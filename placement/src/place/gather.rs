@@ -7,7 +7,7 @@ use super::inputs::{ComputeInputs, DecodeInputs};
 use super::request::{Facts, Request};
 use super::{Filter, Filtered, SAMPLE_FROM_ROUTERS};
 use crate::fleet::{Fleet, WorkerIndex, WorkerState};
-use crate::policy::{CacheSource, Policy, Pooling};
+use crate::policy::{Assurance, CacheSource, Policy, Pooling};
 use crate::rng::{Purpose, Rng};
 
 /// A worker that may compute a prompt, with its part of the cost.
@@ -222,6 +222,10 @@ impl Gatherer<'_> {
         if role.prefill {
             if !can_prefill {
                 count(&mut gathered.filtered, Filter::CannotPrefill, 1);
+            } else if self.policy.verify.require == Assurance::Verified
+                && workers.hands_over[worker] != Assurance::Verified
+            {
+                count(&mut gathered.filtered, Filter::NotVerified, 1);
             } else if !self.holds_prompt(worker) {
                 count(&mut gathered.filtered, Filter::KvCapacity, 1);
             } else {

@@ -52,6 +52,8 @@ impl DecisionRecord {
             },
             model: String::new(),
             prefix_fingerprint: self.input.prefix_fingerprint.clone(),
+            credit: self.input.credit,
+            unsplittable: self.input.unsplittable.clone(),
         };
         let mut made = Self::new(head, decision, fleet);
         self.pools.append(&mut made.pools);

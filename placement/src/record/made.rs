@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use baton_protocol::ids::{RunId, WorkerId};
 
 use super::{
-    CachedTokens, DecisionRecord, Kind, PolicyName, RecordedCandidate, RecordedInput,
+    CachedTokens, Credit, DecisionRecord, Kind, PolicyName, RecordedCandidate, RecordedInput,
     RecordedInputs, SCHEMA,
 };
 use crate::fleet::Fleet;
@@ -22,6 +22,10 @@ pub struct RecordHead {
     pub model: String,
     /// The first block hash of the prompt, or empty.
     pub prefix_fingerprint: String,
+    /// Of a request that an engine tokenises.
+    pub credit: Option<Credit>,
+    /// The field for which the request stays on one worker.
+    pub unsplittable: Option<String>,
 }
 
 impl DecisionRecord {
@@ -59,6 +63,8 @@ impl DecisionRecord {
                 local_workers: facts.local_workers,
                 prefill_pools: facts.prefill_pools,
                 whole: facts.whole,
+                credit: head.credit,
+                unsplittable: head.unsplittable,
             },
             candidates: decision
                 .candidates

@@ -13,7 +13,7 @@ use baton_placement::fleet::{
 use baton_placement::index::PrefixHits;
 use baton_placement::place::Request;
 use baton_placement::policy::{
-    Enforcement, FirstToken, Mode, NoPrefillAction, Policy, Pooling, Preset,
+    Assurance, Enforcement, FirstToken, Mode, NoPrefillAction, Policy, Pooling, Preset,
 };
 use baton_placement::rng::Rng;
 
@@ -57,6 +57,7 @@ pub(crate) fn entry(id: &str, pool: &str, slot: u32) -> WorkerEntry {
         state: WorkerState::Ready,
         can_prefill: true,
         can_decode: true,
+        hands_over: Assurance::Verified,
         kv_identity: "kv".into(),
         compatibility: "one".into(),
         adapters: vec![],

@@ -32,6 +32,8 @@ fn head(policy: &Policy, run: usize) -> RecordHead {
         },
         model: policy.model.clone(),
         prefix_fingerprint: "0".repeat(32),
+        credit: None,
+        unsplittable: None,
     }
 }
 

@@ -59,7 +59,7 @@ impl Drive {
 
     fn enter_terminal(&mut self, ending: &Ending, now: Moment) {
         let state = match ending {
-            Ending::Finished(_) | Ending::Stopped(_) => State::Completed,
+            Ending::Finished(_) | Ending::Answered(_) | Ending::Stopped(_) => State::Completed,
             Ending::ClientGone => State::Cancelled,
             Ending::Failed(_) => State::Failed,
         };
@@ -72,6 +72,7 @@ impl Drive {
     fn outcome(&self, ending: &Ending) -> RunOutcome {
         let (status, finish_reason) = match ending {
             Ending::Finished(reason) => (RunStatus::Completed, Some(finish_word(*reason))),
+            Ending::Answered(reason) => (RunStatus::Completed, reason.as_deref()),
             Ending::Stopped(_) => (RunStatus::Completed, Some("stop")),
             Ending::ClientGone => (RunStatus::Cancelled, None),
             Ending::Failed(_) if self.progress.attempt() == 0 => (RunStatus::Rejected, None),
@@ -146,7 +147,7 @@ impl Drive {
             .get_or_create(&labels)
             .observe(duration.as_secs_f64());
         match ending {
-            Ending::Finished(_) | Ending::Stopped(_) => {
+            Ending::Finished(_) | Ending::Answered(_) | Ending::Stopped(_) => {
                 let policy = &handle.policy;
                 self.shared.learning.output(policy, outcome.output_tokens);
             }
@@ -166,6 +167,7 @@ impl Drive {
         let Some(placed) = self.placed else {
             return;
         };
+        let forward = self.request.forward.as_deref();
         let head = RecordHead {
             run: self.run,
             request_id: self.request.request_id.clone(),
@@ -177,6 +179,8 @@ impl Drive {
             },
             model: handle.model.clone(),
             prefix_fingerprint: placed.fingerprint,
+            credit: forward.map(|forward| forward.credit),
+            unsplittable: forward.and_then(|forward| forward.whole).map(str::to_owned),
         };
         self.shared.records.keep(Material {
             head,

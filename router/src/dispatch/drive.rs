@@ -2,6 +2,7 @@
 //!
 //! `prepare` turns a placement into what an attempt needs; `perform` moves messages between the attempt and its workers.
 
+mod engines;
 mod perform;
 mod prepare;
 
@@ -40,6 +41,8 @@ const LATER_DECISIONS: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) enum Ending {
     Finished(wire::FinishReason),
+    /// An engine's answer was passed on to its end; its own word for why it ended.
+    Answered(Option<String>),
     /// The front found a stop string after so many tokens.
     Stopped(u32),
     ClientGone,
@@ -137,7 +140,7 @@ impl Drive {
         let trace = RunTrace::begin(&shared.tracer, request.traceparent, &run.0);
         let total = Duration::try_from_secs_f64(policy.timeouts.total_seconds)
             .unwrap_or(Duration::from_secs(3_600));
-        let prompt_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
+        let prompt_tokens = request.prompt_tokens();
         Self {
             progress: Progress::new(prompt_tokens, accepted),
             shared,
@@ -176,14 +179,17 @@ impl Drive {
             if self.sink.client_gone.is_cancelled() {
                 return Ending::ClientGone;
             }
-            if self.progress.sent_tokens() > 0 && self.remaining_tokens() == 0 {
+            if !self.progress.sent().is_empty() && self.remaining_tokens() == 0 {
                 // The worker was lost between its last token and the word that it was the last.
                 return Ending::Finished(wire::FinishReason::Length);
             }
             let (failure, next) = match self.place() {
                 Ok(prepared) => {
                     again = 0;
-                    let ending = self.perform(prepared).await;
+                    let ending = match prepared.called.clone() {
+                        Some(called) => self.perform_on_engines(prepared, called).await,
+                        None => self.perform(prepared).await,
+                    };
                     self.searching_since = self.shared.clock.now();
                     // A refusal is part of the search; after anything else the next one has its patience to itself.
                     if !matches!(&ending, AttemptEnding::Failed(failure) if failure.class == FailureClass::NoWorker)
@@ -432,7 +438,7 @@ impl Drive {
         };
         let event = match ending {
             Ending::Finished(reason) => finished(self, *reason),
-            Ending::Stopped(_) => finished(self, wire::FinishReason::Stop),
+            Ending::Stopped(_) | Ending::Answered(_) => finished(self, wire::FinishReason::Stop),
             Ending::Failed(failure) => RunEvent::Failed(self.run_failure(failure)),
             Ending::ClientGone => return,
         };
@@ -441,6 +447,8 @@ impl Drive {
 
     fn run_failure(&self, failure: &Failure) -> RunFailure {
         RunFailure {
+            engine: failure.engine.clone(),
+            told: failure.told,
             class: failure.class,
             status: failure.class.status(),
             message: failure.message.clone(),

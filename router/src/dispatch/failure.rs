@@ -7,6 +7,8 @@ use baton_protocol::failure::{FailureClass, HandoffFailure, Refusal};
 use baton_protocol::ids::WorkerId;
 use baton_protocol::wire;
 
+use crate::run::EngineRefusal;
+
 /// Why an attempt ended without a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -17,6 +19,10 @@ pub struct Failure {
     /// The worker that is at fault, if one is: the next plan avoids it.
     pub worker: Option<WorkerId>,
     pub retry_after: Option<Duration>,
+    /// What an engine said to the client's request: its client gets it as it is, where the run ends by this.
+    pub engine: Option<Box<EngineRefusal>>,
+    /// The engine has said so in the stream that the client reads.
+    pub told: bool,
 }
 
 impl Failure {
@@ -27,6 +33,8 @@ impl Failure {
             message: message.into(),
             worker: None,
             retry_after: None,
+            engine: None,
+            told: false,
         }
     }
 
@@ -50,6 +58,8 @@ impl Failure {
             worker: Some(worker.clone()),
             retry_after: (refused.retry_after_milliseconds > 0)
                 .then(|| Duration::from_millis(refused.retry_after_milliseconds)),
+            engine: None,
+            told: false,
         }
     }
 
@@ -76,6 +86,8 @@ impl Failure {
             message: format!("the hand-off from worker {source} failed ({cause}): {message}"),
             worker: Some(source.clone()),
             retry_after: None,
+            engine: None,
+            told: false,
         }
     }
 }

@@ -8,14 +8,16 @@ use baton_placement::fleet::WorkerState;
 use baton_placement::place::{Decision, Reason, Request, place};
 use baton_placement::policy::Mode;
 use baton_placement::rng::Rng;
+use baton_protocol::card::Dispatch;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::ids::WorkerId;
 use tracing::info_span;
 
 use super::failure::Failure;
+use super::http::engine::Engine;
 use super::{Dispatcher, Shared};
 use crate::clock::Moment;
-use crate::fleet::View;
+use crate::fleet::{Member, View};
 use crate::policy::PolicyHandle;
 use crate::run::RunRequest;
 
@@ -50,6 +52,7 @@ pub(super) fn place_run(
     let handle = &request.policy;
     let view = shared.workers.view();
     let sent = u32::try_from(circumstances.sent.len()).unwrap_or(u32::MAX);
+    let prompt_tokens = request.prompt_tokens();
     let tokens: Cow<'_, [u32]> = if circumstances.sent.is_empty() {
         Cow::Borrowed(&request.tokens)
     } else {
@@ -57,10 +60,13 @@ pub(super) fn place_run(
     };
     let (hits, first) = shared.workers.hits(&view, &tokens, &request.cache_salt);
     let mut exclude = circumstances.excluded.to_vec();
-    exclude.extend(other_text(shared, &view, handle));
+    match &request.forward {
+        Some(_) => exclude.extend(not_engines(&view, handle)),
+        None => exclude.extend(other_text(shared, &view, handle)),
+    }
     let now = shared.clock.now();
     let placing = Request {
-        tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        tokens: prompt_tokens.saturating_add(sent),
         max_output_tokens: request.stopping.max_tokens.saturating_sub(sent).max(1),
         expected_output_tokens: shared.learning.expected_output(&handle.policy),
         hits,
@@ -145,7 +151,7 @@ pub(super) struct TextOf<'a> {
 }
 
 impl<'a> TextOf<'a> {
-    fn of(member: &'a crate::fleet::Member) -> Option<Self> {
+    fn of(member: &'a Member) -> Option<Self> {
         let filter = &member.card.route_filter;
         Some(Self {
             tokenizer: filter.tokenizer.known()?,
@@ -177,6 +183,29 @@ pub(super) fn text_of<'a>(
         .map(|(text, _)| text)
 }
 
+/// How a worker is called. A request is either passed on as it came or sent as tokens, never both.
+pub(super) fn is_engine(member: &Member) -> bool {
+    matches!(member.card.dispatch, Dispatch::OpenAiHttp { .. })
+}
+
+/// Whether requests of a policy are passed on as they come: as most of its workers are called. Those that are called in the other way
+/// get none meanwhile.
+pub(super) fn passes_on(view: &View, handle: &PolicyHandle) -> bool {
+    let engines = Dispatcher::members(view, handle).map(|(_, member)| is_engine(member));
+    let balance = engines.fold(0_i64, |sum, engine| sum + if engine { 1 } else { -1 });
+    balance > 0 || (balance == 0 && Dispatcher::members(view, handle).next().is_some())
+}
+
+/// Workers that a request cannot be passed on to as it came.
+fn not_engines<'a>(
+    view: &'a View,
+    handle: &'a PolicyHandle,
+) -> impl Iterator<Item = WorkerId> + use<'a> {
+    Dispatcher::members(view, handle)
+        .filter(|(_, member)| !matches!(Engine::of(&member.card), Ok(Some(_))))
+        .map(|(_, member)| member.id.clone())
+}
+
 /// Workers to which the tokens of this prompt would mean another text.
 fn other_text<'a>(
     shared: &Shared,
@@ -185,6 +214,6 @@ fn other_text<'a>(
 ) -> impl Iterator<Item = WorkerId> + use<'a> {
     let text = text_of(shared, view, handle);
     Dispatcher::members(view, handle)
-        .filter(move |(_, member)| TextOf::of(member) != text)
+        .filter(move |(_, member)| is_engine(member) || TextOf::of(member) != text)
         .map(|(_, member)| member.id.clone())
 }

@@ -2,10 +2,12 @@
 //!
 //! Pure. Everything that records, metrics and log lines say about a run is read from here, so they cannot disagree.
 
+use baton_placement::policy::Assurance;
 use baton_protocol::ids::{Incarnation, OperationId, WorkerId};
 use baton_protocol::lifecycle::{Event, IllegalEvent, Lifecycle, Plan, State};
 use baton_protocol::wire;
 
+use super::http::answer::Counts;
 use crate::clock::Moment;
 
 /// A worker in one role of one attempt.
@@ -98,10 +100,14 @@ pub struct Progress {
     accepted: Moment,
     prompt_tokens: u32,
     sent: Vec<u32>,
+    /// Tokens of an answer that was passed on unread: its pieces, until the engine gives their number.
+    passed_on: u32,
     first_token: Option<Moment>,
     last_token: Option<Moment>,
     cached_tokens: Option<u32>,
     pub actual: Actual,
+    /// Who vouches for the KV of the attempt under way.
+    pub assurance: Assurance,
     pub fallback: Option<Fallback>,
 }
 
@@ -113,10 +119,12 @@ impl Progress {
             accepted,
             prompt_tokens,
             sent: Vec::new(),
+            passed_on: 0,
             first_token: None,
             last_token: None,
             cached_tokens: None,
             actual: Actual::default(),
+            assurance: Assurance::Verified,
             fallback: None,
         };
         progress.observe(State::Accepted, accepted, StateDetail::default());
@@ -126,6 +134,8 @@ impl Progress {
     /// Begins an attempt; what the one before has measured is forgotten.
     pub fn begin(&mut self, plan: Plan, now: Moment, detail: StateDetail) -> u32 {
         self.actual = Actual::default();
+        // Every transport that Baton has verifies each block; KV that never moved was made where it is used.
+        self.assurance = Assurance::Verified;
         match self.lifecycle.begin_attempt(plan, now.0, detail) {
             Ok(attempt) => attempt,
             Err(illegal) => {
@@ -208,6 +218,30 @@ impl Progress {
         Ok(())
     }
 
+    /// So many more pieces of an engine's answer were passed on: about a token each.
+    pub fn pass_on(&mut self, pieces: u32, party: &Party, now: Moment) {
+        self.passed_on = self.passed_on.saturating_add(pieces);
+        self.last_token = Some(now);
+        if self.first_token.is_none() {
+            self.first_token = Some(now);
+            self.observe(State::Streaming, now, StateDetail::of(party));
+        }
+    }
+
+    /// The engine has counted the tokens itself.
+    pub fn counted(&mut self, counts: Counts) {
+        self.prompt_tokens = counts.prompt;
+        self.passed_on = counts.output;
+        if let Some(cached) = counts.cached {
+            self.cached_tokens = Some(cached);
+        }
+    }
+
+    /// Anything of an answer has gone to the client.
+    pub fn has_begun_to_answer(&self) -> bool {
+        self.first_token.is_some()
+    }
+
     pub fn accepted(&self) -> Moment {
         self.accepted
     }
@@ -222,7 +256,8 @@ impl Progress {
     }
 
     pub fn sent_tokens(&self) -> u32 {
-        u32::try_from(self.sent.len()).unwrap_or(u32::MAX)
+        let sent = u32::try_from(self.sent.len()).unwrap_or(u32::MAX);
+        sent.saturating_add(self.passed_on)
     }
 
     /// Prompt tokens that the first attempt found in a cache.
@@ -244,8 +279,8 @@ impl Progress {
     /// Mean milliseconds between tokens, from the second on.
     pub fn tpot_milliseconds(&self) -> Option<f64> {
         let (first, last) = (self.first_token?, self.last_token?);
-        let gaps = self.sent.len().checked_sub(1).filter(|gaps| *gaps > 0)?;
-        Some(last.milliseconds_since(first) / gaps as f64)
+        let gaps = self.sent_tokens().checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some(last.milliseconds_since(first) / f64::from(gaps))
     }
 }
 

@@ -13,7 +13,8 @@ use baton_placement::fleet::{
     BEYOND, BreakerState, Fleet, FleetBuilder, FleetError, OwnDispatches, ReportedLoad,
     WorkerEntry, WorkerState, domain_key,
 };
-use baton_protocol::card::{Card, ChunkPolicy, Role};
+use baton_placement::policy::Assurance;
+use baton_protocol::card::{Card, ChunkPolicy, Dispatch, Role};
 use baton_protocol::wire;
 
 use super::pairs::Pairs;
@@ -225,6 +226,14 @@ pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
     builder.build()
 }
 
+/// Who vouches for KV that this worker hands over.
+pub fn assurance(card: &Card) -> Assurance {
+    match &card.dispatch {
+        Dispatch::OpenAiHttp { split, .. } if !split.is_verified() => Assurance::EngineTrusted,
+        Dispatch::Grpc | Dispatch::OpenAiHttp { .. } => Assurance::Verified,
+    }
+}
+
 fn entry(
     tracked: &Tracked,
     card: &Card,
@@ -255,6 +264,7 @@ fn entry(
         },
         can_prefill: card.can(Role::Prefill),
         can_decode: card.can(Role::Decode),
+        hands_over: assurance(card),
         kv_identity: card.kv_identity.clone(),
         compatibility: tracked.class.clone(),
         adapters: card

@@ -13,7 +13,9 @@ use super::gate::{NoPlace, Place};
 use super::headers::{RequestId, mode, traceparent};
 use super::keys::usage::Using;
 use super::memory::Holding;
+use super::passing::{self, Incoming, Look, Relayed, Route};
 use super::{Front, body, reading, reply, stream, whole};
+use crate::forward::asked::Endpoint;
 use crate::openai::answer::{Answer, Kind};
 use crate::openai::error::ApiError;
 use crate::run::{RunEvent, RunHandle, RunRequest};
@@ -56,24 +58,29 @@ impl Begun {
     }
 }
 
-/// Serves a request of either kind.
-pub(super) async fn generate(front: Arc<Front>, kind: Kind, request: Request) -> Response {
+/// Serves a request that generates.
+pub(super) async fn generate(front: Arc<Front>, route: Route, request: Request) -> Response {
     let id = request.extensions().get::<RequestId>().cloned();
     let id = id.map_or_else(|| front.draws.request_id().into(), |RequestId(id)| id);
     let key = request.extensions().get::<Client>();
     let key = key.map(|Client(key)| tracing::field::display(key.name.clone()));
     let span = tracing::info_span!("accept", request_id = %id, key, run = tracing::field::Empty);
     let serve = async move {
-        match begin(&front, kind, request, &id).await {
-            Ok((begun, streamed)) => {
+        match begin(&front, route, request, &id).await {
+            Ok(Course::Ours(begun, streamed)) => {
                 tracing::Span::current().record("run", begun.handle.run.to_string());
                 let run = begun.handle.run.to_string();
                 let response = if streamed {
-                    stream::answer(begun).await
+                    stream::answer(*begun).await
                 } else {
-                    whole::answer(begun).await
+                    whole::answer(*begun).await
                 };
                 reply::with_run(response, &run)
+            }
+            Ok(Course::Relayed(relayed)) => {
+                let run = relayed.handle.run.to_string();
+                tracing::Span::current().record("run", &run);
+                reply::with_run(passing::answer(*relayed).await, &run)
             }
             Err(error) => {
                 tracing::debug!(status = error.status, "refused: {error}");
@@ -84,19 +91,52 @@ pub(super) async fn generate(front: Arc<Front>, kind: Kind, request: Request) ->
     serve.instrument(span).await
 }
 
-/// The run, and whether its answer is streamed.
+/// Whose answer a client gets.
+enum Course {
+    /// Made here from tokens; streamed or not.
+    Ours(Box<Begun>, bool),
+    /// The engine's.
+    Relayed(Box<Relayed>),
+}
+
+/// Reads a request and begins its run.
 async fn begin(
     front: &Arc<Front>,
-    kind: Kind,
+    route: Route,
     request: Request,
     id: &str,
-) -> Result<(Begun, bool), ApiError> {
+) -> Result<Course, ApiError> {
     let received = Instant::now();
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Client>().map(|Client(key)| key);
     let using = key.map(|key| key.begin(received)).transpose()?;
     let mode = mode(&head.headers)?;
     let body = body::read(&head.headers, body, &front.config, &front.memory).await?;
+    let passes_on = front.dispatch.passes_on();
+    let body = if passes_on {
+        match passing::look(front, route, key, body).await? {
+            Look::Ours(body) => body,
+            Look::Engines(request, body) => {
+                let incoming = Incoming {
+                    route,
+                    id,
+                    key,
+                    using,
+                    headers: &head.headers,
+                    received,
+                };
+                let relayed = passing::begin(front, incoming, *request, body).await?;
+                return Ok(Course::Relayed(Box::new(relayed)));
+            }
+        }
+    } else {
+        body
+    };
+    let kind = match route.endpoint {
+        Endpoint::Chat => Kind::Chat,
+        Endpoint::Completions => Kind::Completion,
+        Endpoint::Other => return Err(ApiError::unknown_route("POST", route.path)),
+    };
     let reading::Request {
         cache_salt,
         parameters,
@@ -116,6 +156,7 @@ async fn begin(
         mode: mode.filter(|_| policy.allows_overrides),
         policy,
         tokens: prompt.tokens,
+        forward: None,
         sampling: parameters.sampling(front.draws.u64()),
         stopping: parameters.stopping(prompt.max_tokens),
         cache_salt,
@@ -152,10 +193,10 @@ async fn begin(
             _using: using,
         },
     };
-    Ok((begun, parameters.stream))
+    Ok(Course::Ours(Box::new(begun), parameters.stream))
 }
 
-fn no_place(reason: NoPlace) -> ApiError {
+pub(super) fn no_place(reason: NoPlace) -> ApiError {
     match reason {
         NoPlace::Closed => ApiError::shutting_down(),
         NoPlace::Full { .. } | NoPlace::Late(_) => {

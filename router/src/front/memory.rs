@@ -105,6 +105,22 @@ impl Memory {
         self.working.clone().acquire_many_owned(share).await.ok()
     }
 
+    /// For a request that is passed on: its body, and a copy with the router's own changes for each of two legs.
+    ///
+    /// # Errors
+    /// There is no room for it now.
+    pub fn passed_on(&self, body_bytes: usize, prompt_tokens: usize) -> Result<Share, ApiError> {
+        let mut share = Share {
+            pool: self.held.clone(),
+            taken: None,
+            free: UNCOUNTED_BODY,
+            others: "the prompts and answers in flight",
+        };
+        let tokens = prompt_tokens.saturating_mul(size_of::<u32>());
+        share.grow_to(body_bytes.saturating_mul(3).saturating_add(tokens))?;
+        Ok(share)
+    }
+
     /// For a run's prompt and, where it is kept until it is whole, its answer.
     ///
     /// # Errors

@@ -48,6 +48,10 @@ pub(super) fn ended_early() -> ApiError {
     ApiError::internal("the run ended without a result")
 }
 
+pub(super) fn passed_on() -> ApiError {
+    ApiError::internal("an engine's answer came to a request that was not passed on")
+}
+
 pub(super) fn cancelled() -> ApiError {
     ApiError::internal("the run was cancelled on its worker").with_code("cancelled")
 }
@@ -108,6 +112,7 @@ impl Stream {
             }
             Some(RunEvent::Finished { reason, usage }) => self.finish(reason, usage, out),
             Some(RunEvent::Failed(failure)) => self.fail(&failure.into(), out),
+            Some(RunEvent::Answer(_) | RunEvent::Bytes(_)) => self.fail(&passed_on(), out),
             None => self.fail(&ended_early(), out),
         }
     }

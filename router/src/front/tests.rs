@@ -210,6 +210,8 @@ fn says(text: &str, reason: wire::FinishReason) -> Vec<RunEvent> {
 
 fn failed(status: u16) -> RunEvent {
     RunEvent::Failed(RunFailure {
+        engine: None,
+        told: false,
         class: FailureClass::NoWorker,
         status,
         message: "no decode worker is ready".to_owned(),

@@ -6,7 +6,7 @@ use http::StatusCode;
 
 use super::generate::Begun;
 use super::reply;
-use super::stream::{cancelled, ended_early};
+use super::stream::{cancelled, ended_early, passed_on};
 use crate::openai::answer::{Kind, finish_word};
 use crate::openai::error::ApiError;
 use crate::openai::logprobs::{self, Logprobs};
@@ -54,6 +54,7 @@ async fn collect(mut begun: Begun) -> Result<Vec<u8>, ApiError> {
                     });
             }
             RunEvent::Failed(failure) => return Err(failure.into()),
+            RunEvent::Answer(_) | RunEvent::Bytes(_) => return Err(passed_on()),
         }
     }
 }

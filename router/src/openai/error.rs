@@ -252,6 +252,8 @@ mod tests {
     fn every_429_and_503_says_when_to_try_again_and_nothing_else_does() {
         let failure = |status, retry_after_seconds| {
             ApiError::from(RunFailure {
+                engine: None,
+                told: false,
                 class: FailureClass::NoWorker,
                 status,
                 message: "m".into(),

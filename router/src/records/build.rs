@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_placement::fleet::Fleet;
 use baton_placement::place::Decision;
-use baton_placement::policy::{Assurance, Policy};
+use baton_placement::policy::Policy;
 use baton_placement::record::{
     Actual, ActualTerms, DecisionRecord, Fallback, RecordHead, RunOutcome, StateEntry,
 };
@@ -65,8 +65,7 @@ pub fn record(material: Material) -> DecisionRecord {
         transport: actual.transport.clone(),
         retries: progress.attempt().saturating_sub(1) + actual.transfer_retries,
     });
-    // Every transport that Baton has verifies each block; KV that never moved was made where it is used.
-    record.assurance = dispatched.then_some(Assurance::Verified);
+    record.assurance = dispatched.then_some(progress.assurance);
     record.fallback = progress.fallback.as_ref().map(|fallback| Fallback {
         cause: fallback.cause.clone(),
         at: fallback.at.rfc3339(),

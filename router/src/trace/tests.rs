@@ -73,6 +73,7 @@ fn spans(
             Moment(0),
         )),
         tokens: vec![1; 8],
+        forward: None,
         sampling: wire::Sampling::default(),
         stopping: wire::Stopping::default(),
         cache_salt: "secret".to_owned(),

@@ -93,6 +93,7 @@ impl Router {
             records: records.clone(),
             metrics: metrics.clone(),
             tracer: baton_telemetry::tracer::Tracer::off(),
+            network: Arc::new(MachineNetwork),
             seed: 1,
             entropy: Arc::new(MachineEntropy),
         });
@@ -141,6 +142,7 @@ impl Router {
             request_id: "q".to_owned(),
             policy: self.dispatcher.policy("m").unwrap(),
             tokens: (0..PROMPT).collect(),
+            forward: None,
             sampling: wire::Sampling::default(),
             stopping: wire::Stopping {
                 max_tokens,

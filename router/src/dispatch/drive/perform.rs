@@ -318,13 +318,14 @@ impl Drive {
 }
 
 /// Failures that say something about the way, not about what was to be read.
-fn speaks_against_link(failure: &Failure) -> bool {
+pub(super) fn speaks_against_link(failure: &Failure) -> bool {
     [
         HandoffFailure::ChecksumMismatch,
         HandoffFailure::Partial,
         HandoffFailure::Timeout,
         HandoffFailure::SourceLost,
         HandoffFailure::ProtocolError,
+        HandoffFailure::EngineFailed,
     ]
     .iter()
     .any(|cause| cause.word() == failure.cause)

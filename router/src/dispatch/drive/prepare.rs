@@ -1,18 +1,23 @@
 //! From a placement to what an attempt needs: parties, streams to open, what is held while it runs.
 
+use std::time::Duration;
+
 use baton_placement::fleet::OwnDispatches;
 use baton_placement::place::{Candidate, Plan, Reason};
 use baton_placement::policy::FirstToken;
+use baton_protocol::card::Dispatch;
 use baton_protocol::failure::FailureClass;
-use baton_protocol::ids::OperationId;
+use baton_protocol::ids::{OperationId, RunId};
 use baton_protocol::lifecycle;
 use baton_protocol::wire::{self, worker_client::WorkerClient};
 use tonic::transport::Channel;
 
+use super::engines::Called;
 use super::{Drive, NoPlan};
 use crate::dispatch::attempt::{Attempt, Limits, Task};
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
+use crate::dispatch::http::engine::Engine;
 use crate::dispatch::legs::{DecodeLeg, PrefillLeg};
 use crate::dispatch::messages::Legs;
 use crate::dispatch::planning::Placed;
@@ -30,6 +35,8 @@ pub(super) struct Prepared {
     pub(super) clients: Clients,
     /// The link that a remote plan was costed with, and its level.
     pub(super) link: Option<(LinkUse, String)>,
+    /// Engines over HTTP, where the workers are such.
+    pub(super) called: Option<Called>,
 }
 
 /// A worker, and what it does for the attempt.
@@ -69,7 +76,10 @@ impl Drive {
             worker: member.id.clone(),
             incarnation: member.card.incarnation,
             domain: member.domain(),
-            operation: OperationId::new(&self.run, attempt, step),
+            operation: match member.card.dispatch {
+                Dispatch::Grpc => OperationId::new(&self.run, attempt, step),
+                Dispatch::OpenAiHttp { .. } => engine_operation(&self.run, attempt),
+            },
         };
         let (task, prefill, link) = match plan {
             Plan::Local { .. } => {
@@ -141,6 +151,7 @@ impl Drive {
                 transports.push(transport.clone());
             }
         }
+        let called = called(candidate, decode, prefill).map_err(NoPlan::Final)?;
         let reached = |member: &Member, party: &Party| Reached {
             client: member.client.clone(),
             operation: party.operation.clone(),
@@ -160,26 +171,32 @@ impl Drive {
                 kv_identity: decode.card.kv_identity.clone(),
             },
             link,
+            called,
         })
     }
 
-    /// Enters the attempt into the run's history.
-    pub(super) fn begin(
-        &mut self,
-        prepared: Prepared,
-    ) -> (Attempt, Held, Clients, Option<(LinkUse, String)>) {
+    /// Enters an attempt into the run's history.
+    pub(super) fn begin_history(&mut self, task: &Task) {
         let now = self.shared.clock.now();
-        let plan = prepared.task.plan();
+        let plan = task.plan();
         if let (lifecycle::Plan::Local, Some(cause)) = (plan, self.left_remote.take()) {
             self.fell_back(cause, now);
         }
         let detail = StateDetail {
             operation: None,
-            ..StateDetail::of(prepared.task.target())
+            ..StateDetail::of(task.target())
         };
         self.progress.begin(plan, now, detail);
-        self.trace
-            .attempt_began(self.progress.attempt(), &prepared.task);
+        self.trace.attempt_began(self.progress.attempt(), task);
+    }
+
+    /// Enters the attempt into the run's history, and takes it apart.
+    pub(super) fn begin(
+        &mut self,
+        prepared: Prepared,
+    ) -> (Attempt, Held, Clients, Option<(LinkUse, String)>) {
+        let now = self.shared.clock.now();
+        self.begin_history(&prepared.task);
         let Prepared {
             task,
             limits,
@@ -187,6 +204,7 @@ impl Drive {
             held,
             clients,
             link,
+            called: _,
         } = prepared;
         (
             Attempt::new(task, limits, block_size, now),
@@ -195,6 +213,31 @@ impl Drive {
             link,
         )
     }
+}
+
+/// The engines of a plan; none where its workers speak Baton's own protocol.
+fn called(
+    candidate: &Candidate,
+    decode: &Member,
+    prefill: Option<&Member>,
+) -> Result<Option<Called>, Failure> {
+    let of = |member: &Member| {
+        Engine::of(&member.card).map_err(|why| Failure::new(FailureClass::Incompatible, why))
+    };
+    let Some(decode) = of(decode)? else {
+        return Ok(None);
+    };
+    Ok(Some(Called {
+        decode,
+        prefill: prefill.map(of).transpose()?.flatten(),
+        wait: Duration::try_from_secs_f64(candidate.terms.admission / 1_000.0).unwrap_or_default(),
+    }))
+}
+
+/// The request id of both legs of an attempt on engines: some match their two sides by it, some by how it begins, so all are of one
+/// length.
+pub(super) fn engine_operation(run: &RunId, attempt: u32) -> OperationId {
+    OperationId::from(format!("{run}-{attempt:02}"))
 }
 
 impl Clients {

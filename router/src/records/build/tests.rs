@@ -136,6 +136,8 @@ pub(crate) fn material(mode: Mode, tokens: u32) -> Material {
     };
     Material {
         head: RecordHead {
+            credit: None,
+            unsplittable: None,
             run: "r0-1".into(),
             request_id: "q".into(),
             time: NOW.rfc3339(),

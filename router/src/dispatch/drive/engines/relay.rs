@@ -1,0 +1,243 @@
+//! An engine's answer on its way to the client: its bytes as they come, its events whole, its end told.
+
+use std::time::Duration;
+
+use baton_protocol::failure::FailureClass;
+use baton_protocol::lifecycle::{Plan, State};
+use bytes::Bytes;
+
+use super::super::{Drive, Ending};
+use super::{Call, OnEngines, Stop};
+use crate::dispatch::failure::Failure;
+use crate::dispatch::http::answer::{Said, event, said};
+use crate::dispatch::http::engine::head;
+use crate::dispatch::http::frames::Frames;
+use crate::dispatch::http::pool::Answer;
+use crate::dispatch::http::verdict::{Asked, Verdict, of_refusal, of_words};
+use crate::dispatch::progress::Party;
+use crate::run::{EngineHead, EngineRefusal, RunEvent};
+
+/// Bytes of an error's body: more says no more.
+pub(super) const LONGEST_REFUSAL: usize = 1 << 20;
+/// Of an answer in one piece so many bytes are kept to read its counts from. Longer ones are passed on uncounted.
+const COUNTED: usize = 4 << 20;
+
+/// What was heard of an answer so far.
+#[derive(Default)]
+struct Heard {
+    done: bool,
+    finish: Option<String>,
+    failed: Option<String>,
+}
+
+impl Drive {
+    /// Passes an answer on to its end.
+    pub(super) async fn relay(
+        &mut self,
+        mut answer: Answer,
+        call: Call<'_>,
+        attempt: &mut OnEngines,
+    ) -> Result<Ending, Stop> {
+        let head = head(&answer.head);
+        if !head.status.is_success() {
+            return Err(self.refused(answer, head, call, attempt).await);
+        }
+        if head.streams() {
+            return self.relay_events(&mut answer, head, call, attempt).await;
+        }
+        self.relay_whole(&mut answer, head, call, attempt).await
+    }
+
+    /// What an engine says instead of an answer.
+    pub(super) async fn refused(
+        &self,
+        mut answer: Answer,
+        head: EngineHead,
+        call: Call<'_>,
+        attempt: &OnEngines,
+    ) -> Stop {
+        let limit = Some(attempt.limits.token);
+        let body = match self.within(limit, answer.whole(LONGEST_REFUSAL)).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(why)) => {
+                let worker = &call.engine.worker;
+                return Stop::Failed(Failure::lost(worker, &why, FailureClass::DecodeLost));
+            }
+            Err(stopped) => return self.stopped(stopped, call),
+        };
+        let refusal = EngineRefusal { head, body };
+        match of_refusal(&call.engine.worker, call.asked, refusal) {
+            Verdict::Failed(failure) => Stop::Failed(failure),
+            Verdict::AskWhole(failure) => Stop::AskWhole(failure),
+        }
+    }
+
+    async fn relay_whole(
+        &mut self,
+        answer: &mut Answer,
+        head: EngineHead,
+        call: Call<'_>,
+        attempt: &mut OnEngines,
+    ) -> Result<Ending, Stop> {
+        let limit = Some(attempt.limits.token);
+        let mut kept = Vec::new();
+        let mut head = Some(head);
+        while let Some(bytes) = self
+            .within(limit, answer.next())
+            .await
+            .map_err(|stopped| self.stopped(stopped, call))?
+        {
+            let bytes = bytes.map_err(|error| broke_off(call, &error.to_string()))?;
+            if kept.len() + bytes.len() <= COUNTED {
+                kept.extend_from_slice(&bytes);
+            }
+            self.pass_on(head.take(), bytes, attempt).await?;
+        }
+        // An answer without a body is one, too.
+        self.pass_on(head.take(), Bytes::new(), attempt).await?;
+        let said = said(&kept);
+        self.answered(call.party, attempt);
+        if let Some(counts) = said.counts {
+            self.progress.counted(counts);
+        }
+        Ok(Ending::Answered(said.finish))
+    }
+
+    async fn relay_events(
+        &mut self,
+        answer: &mut Answer,
+        head: EngineHead,
+        call: Call<'_>,
+        attempt: &mut OnEngines,
+    ) -> Result<Ending, Stop> {
+        let mut frames = Frames::default();
+        let mut heard = Heard::default();
+        let mut head = Some(head);
+        let limits = attempt.limits;
+        loop {
+            let limit = if attempt.begun {
+                limits.token
+            } else {
+                first_event(call.asked, &limits)
+            };
+            let next = self.within(Some(limit), answer.next()).await;
+            let Some(bytes) = next.map_err(|stopped| self.stopped(stopped, call))? else {
+                break;
+            };
+            let bytes = bytes.map_err(|error| broke_off(call, &error.to_string()))?;
+            let (ready, events) = frames
+                .push(&bytes)
+                .map_err(|error| broke_off(call, &error.to_string()))?;
+            if ready.is_empty() {
+                continue;
+            }
+            let said: Vec<Said> = events.iter().map(event).collect();
+            let first_words = said.iter().find_map(|said| said.error.clone());
+            if let (false, Some(words)) = (attempt.begun, first_words) {
+                // The client has seen nothing: another attempt may do better.
+                return Err(Stop::Failed(of_words(
+                    &call.engine.worker,
+                    call.asked,
+                    &words,
+                )));
+            }
+            self.hear(&said, &mut heard, call.party, attempt);
+            self.pass_on(head.take(), ready, attempt).await?;
+        }
+        let rest = frames.rest();
+        let worker = &call.engine.worker;
+        if let Some(words) = heard.failed {
+            let mut failure = of_words(worker, Asked::Whole, &words);
+            failure.told = true;
+            return Err(Stop::Failed(failure));
+        }
+        if !rest.is_empty() || !(heard.done || heard.finish.is_some() || self.ends_without_a_word())
+        {
+            return Err(broke_off(call, "it ended before its last event"));
+        }
+        self.pass_on(head.take(), Bytes::new(), attempt).await?;
+        self.answered(call.party, attempt);
+        Ok(Ending::Answered(heard.finish))
+    }
+
+    /// Protocols other than OpenAI's older two end their streams each in its own way.
+    fn ends_without_a_word(&self) -> bool {
+        let path = self.request.forward.as_ref().map(|forward| forward.path);
+        !matches!(path, Some("/v1/chat/completions" | "/v1/completions"))
+    }
+
+    fn hear(&mut self, said: &[Said], heard: &mut Heard, party: &Party, attempt: &mut OnEngines) {
+        let pieces = said.iter().filter(|said| said.content).count();
+        if pieces > 0 {
+            self.answered(party, attempt);
+            let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+            let now = self.shared.clock.now();
+            self.progress.pass_on(pieces, party, now);
+        }
+        for said in said {
+            heard.done |= said.done;
+            heard.finish = said.finish.clone().or(heard.finish.take());
+            heard.failed = said.error.clone().or(heard.failed.take());
+            if let Some(counts) = said.counts {
+                self.progress.counted(counts);
+            }
+        }
+    }
+
+    /// There is something of an answer: whatever must have come before it has.
+    fn answered(&mut self, party: &Party, attempt: &mut OnEngines) {
+        if self.progress.heard_of(State::DecodeStarted) {
+            return;
+        }
+        if attempt.task.plan() == Plan::Remote {
+            self.infer(
+                &[State::KvTransferStarted, State::KvTransferCompleted],
+                party,
+            );
+            self.tell_link_worked(attempt);
+        } else {
+            self.infer(&[State::PrefillStarted, State::PrefillCompleted], party);
+        }
+        self.infer(&[State::DecodeStarted], party);
+    }
+
+    async fn pass_on(
+        &mut self,
+        head: Option<EngineHead>,
+        bytes: Bytes,
+        attempt: &mut OnEngines,
+    ) -> Result<(), Stop> {
+        let head = head.map(RunEvent::Answer);
+        let bytes = (!bytes.is_empty()).then_some(RunEvent::Bytes(bytes));
+        for event in head.into_iter().chain(bytes) {
+            attempt.begun = true;
+            if !self.deliver(event).await {
+                return Err(Stop::Run(Ending::ClientGone));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The longest wait for the first event, from the head on.
+fn first_event(asked: Asked, limits: &crate::dispatch::attempt::Limits) -> Duration {
+    match asked {
+        Asked::Whole | Asked::Prefill => {
+            limits.reserve + limits.prefill_start + limits.prefill + limits.decode_start
+        }
+        Asked::Decode => limits.reserve + limits.transfer + limits.decode_start,
+    }
+}
+
+fn broke_off(call: Call<'_>, why: &str) -> Stop {
+    let worker = &call.engine.worker;
+    Stop::Failed(match call.asked {
+        // Before anything of the answer was here; after that the class makes no difference.
+        Asked::Decode => crate::dispatch::http::verdict::handoff(
+            worker,
+            baton_protocol::failure::HandoffFailure::SourceLost,
+            &format!("worker {worker}: {why}"),
+        ),
+        Asked::Whole | Asked::Prefill => Failure::lost(worker, why, FailureClass::DecodeLost),
+    })
+}
