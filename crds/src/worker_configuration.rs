@@ -4,7 +4,9 @@
 
 use serde_json::{Value, json};
 
-use crate::pool::{Connector, EngineType, PoolSpec, SimulatedTiming, Transport};
+use crate::pool::{
+    Connector, Dtype, EngineType, PoolSpec, Quantization, SimulatedTiming, Transport,
+};
 use crate::resources::PoolRole;
 
 /// Where a worker finds its model's weights.
@@ -152,9 +154,14 @@ impl ServerOfWorker {
         let connector = spec.engine.connector();
         engine["url"] = self.url.as_str().into();
         engine["startTimeoutSeconds"] = self.start_timeout_seconds.into();
-        engine["dtype"] = json!(spec.engine.dtype);
         engine["kvCacheDtype"] = json!(spec.engine.kv_cache_dtype);
-        engine["quantization"] = json!(spec.engine.quantization);
+        // What is left to the engine is declared by nobody.
+        if spec.engine.dtype != Dtype::Auto {
+            engine["dtype"] = json!(spec.engine.dtype);
+        }
+        if spec.engine.quantization != Quantization::Auto {
+            engine["quantization"] = json!(spec.engine.quantization);
+        }
         let sglang = spec.engine.engine_type == EngineType::SgLang;
         engine["connector"] = match connector {
             Connector::None => "None".into(),
@@ -271,7 +278,7 @@ mod tests {
         );
         let engine = json!({
             "type": "VLLM", "url": "http://127.0.0.1:8200", "blockSize": 32, "maxModelLength": 512,
-            "dtype": "BF16", "kvCacheDtype": "Auto", "quantization": "Auto", "connector": "Nixl",
+            "dtype": "BF16", "kvCacheDtype": "Auto", "connector": "Nixl",
             "sideChannel": "127.0.0.1:5600", "startTimeoutSeconds": 900,
         });
         assert_eq!(told["engine"], engine);

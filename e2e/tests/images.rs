@@ -57,6 +57,7 @@ fn an_image_is_run_by_nobody_in_particular_and_carries_its_licences() -> Result<
         .concat();
     for needed in [
         "usr/local/bin/baton-worker",
+        "usr/local/share/baton/vllm/baton_vllm/connector.py",
         "usr/share/doc/baton/copyright",
         "usr/share/doc/libc6/copyright",
         "etc/passwd",

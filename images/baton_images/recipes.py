@@ -18,6 +18,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 USER = 65532
 PORTS = {"router": [8000, 8001], "worker": [7000, 7001, 7002], "operator": [8080]}
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
+CONNECTOR = REPOSITORY / "worker" / "connectors" / "vllm" / "baton_vllm"
 QUICKSTART = REPOSITORY / "examples" / "quickstart.yaml"
 
 
@@ -50,6 +51,8 @@ def image(name: str, tag: str, binaries: pathlib.Path, wheels: pathlib.Path) -> 
             (binary.name, _program(binary)),
         ],
     )
+    if part == "worker":
+        made.layers.append(("Baton's connector for vLLM", _connector()))
     if name == "worker-smollm2":
         made.layers.append(("the quickstart's model", _model(wheels)))
     return made
@@ -79,6 +82,14 @@ def _program(binary: pathlib.Path) -> Layer:
     layer = Layer()
     layer.file(f"/usr/local/bin/{binary.name}", linkage.stripped(binary), 0o755)
     layer.file("/usr/share/doc/baton/copyright", (REPOSITORY / "LICENSE").read_bytes())
+    return layer
+
+
+def _connector() -> Layer:
+    """A pod of vLLM mounts the image and imports the package from here."""
+    layer = Layer()
+    for file in sorted(CONNECTOR.rglob("*.py")):
+        layer.file(f"/usr/local/share/baton/vllm/baton_vllm/{file.relative_to(CONNECTOR)}", file.read_bytes())
     return layer
 
 

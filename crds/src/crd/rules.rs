@@ -170,6 +170,18 @@ static POOL: &[Rule] = &[
     ),
     field(
         "",
+        ".parallelism.tensor",
+        "self.engine.type != 'VLLM' || !has(self.engine.connector) || self.engine.connector != 'Baton' || !has(self.parallelism) || !has(self.parallelism.tensor) || self.parallelism.tensor == 1",
+        "must be 1 with connector Baton, which reads one device's blocks: use Nixl",
+    ),
+    field(
+        "",
+        ".parallelism.pipeline",
+        "self.engine.type != 'VLLM' || !has(self.engine.connector) || self.engine.connector != 'Baton' || !has(self.parallelism) || !has(self.parallelism.pipeline) || self.parallelism.pipeline == 1",
+        "must be 1 with connector Baton, which reads one device's blocks: use Nixl",
+    ),
+    field(
+        "",
         ".parallelism.expert",
         "self.engine.type != 'VLLM' || !has(self.parallelism) || !has(self.parallelism.expert) || self.parallelism.expert == 1 || has(self.parallelism.tensor) && self.parallelism.expert == self.parallelism.tensor",
         "must be 1 or as many as tensor: vLLM shares experts over all of these devices, or over none",

@@ -130,6 +130,15 @@ fn devices(spec: &PoolSpec) -> Vec<(&'static str, String)> {
             format!("found {nodes_per_replica}, must be 1: replicas of several nodes are not supported yet by this version"),
         ));
     }
+    let batons = spec.engine.connector() == Connector::Baton;
+    for (path, count) in counts.into_iter().take(2).filter(|_| batons) {
+        if count > 1 {
+            problems.push((
+                path,
+                format!("found {count}, must be 1 with connector Baton, which reads one device's blocks: use Nixl"),
+            ));
+        }
+    }
     if kind == EngineType::Vllm && expert != 1 && expert != tensor {
         problems.push((
             "spec.parallelism.expert",

@@ -112,6 +112,13 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         TO_MEMORY,
+        "      hostPath: /models/m\n  engine:\n    type: VLLM\n    connector: Baton\n  parallelism: {pipeline: 2} #!\n  kvPool:\n",
+        "spec.parallelism.pipeline",
+        "found 2, must be 1 with connector Baton, which reads one device's blocks: use Nixl",
+        "spec.parallelism.pipeline: Invalid value: must be 1 with connector Baton",
+    ),
+    case(
+        TO_MEMORY,
         "      hostPath: /models/m\n  engine:\n    type: VLLM\n  parallelism: {data: 2} #!\n  kvPool:\n",
         "spec.parallelism.data",
         "found 2, must be 1: copies behind one port have caches that no router can tell apart, raise spec.replicas instead",

@@ -163,7 +163,7 @@ fn the_daemon_is_told_what_it_is_beside() {
         told["engine"],
         json!({
             "type": "VLLM", "url": "http://127.0.0.1:8000", "blockSize": 32, "dtype": "BF16", "kvCacheDtype": "Auto",
-            "quantization": "Auto", "connector": "Nixl", "sideChannel": ":5600", "startTimeoutSeconds": 3600,
+            "connector": "Nixl", "sideChannel": ":5600", "startTimeoutSeconds": 3600,
         })
     );
     assert_eq!(told["model"]["source"], json!({"path": "/model/tiny"}));
