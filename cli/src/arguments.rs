@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::up::attach::Attachment;
+
 /// Serves language models with prefill and decode in separate workers, and says for every request why it went where.
 #[derive(Debug, Parser)]
 #[command(
@@ -106,6 +108,15 @@ pub(crate) struct UpArguments {
     /// Folder of the Python package baton_vllm, for pools of engine VLLM with connector Baton [default: the one that belongs to this program].
     #[arg(long, value_name = "DIR", env = "BATON_VLLM_CONNECTOR")]
     pub(crate) vllm_connector: Option<PathBuf>,
+    /// A server of a pool of engine VLLM or SGLang that runs already, of which only the daemon is started; +PORT: of its NIXL side channel or
+    /// bootstrap server. Given once for each replica, in order.
+    #[arg(
+        long,
+        value_name = "POOL=ADDRESS[+PORT]",
+        env = "BATON_ATTACH",
+        value_delimiter = ','
+    )]
+    pub(crate) attach: Vec<Attachment>,
     /// Where fetched models are kept [default: $XDG_CACHE_HOME/baton or ~/.cache/baton].
     #[arg(long, value_name = "DIR", env = "BATON_CACHE")]
     pub(crate) cache: Option<PathBuf>,

@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `plan` | which workers there are and what each is told (pure) |
 //! | `state_dir`, `processes`, `ports` | what the state directory holds; addresses kept over restarts |
-//! | `engine`, `group` | servers of vLLM and SGLang beside their daemons; their processes, which must not outlive us |
+//! | `engine`, `attach`, `group` | servers of vLLM and SGLang beside their daemons; their processes, which must not outlive us |
 //! | `child`, `supervise`, `backoff` | a child that cannot outlive us, kept running, ended in bounded time |
 //! | `ready` | when all is ready, and what is shown until then |
 //! | `traffic`, `prompts`, `tour`, `check` | what `--tour` and `--check` send, and what they make of it |
 
+pub(crate) mod attach;
 mod backoff;
 mod check;
 mod child;
@@ -76,7 +77,8 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
     }
     let folder = own_folder()?;
     let path = std::env::var_os("PATH");
-    let engines = Engines::find(&arguments, &resources, path.as_deref(), &folder)
+    let attached = attach::by_pool(&arguments.attach, &resources)?;
+    let engines = Engines::find(&arguments, &resources, &attached, path.as_deref(), &folder)
         .map_err(|problems| manifests::refused(&problems))?;
     let token = client::token(arguments.admin_token_file.as_deref())?;
     let state = StateDir::open(&arguments.state_dir)?;
@@ -94,7 +96,11 @@ pub(crate) async fn up(arguments: UpArguments) -> anyhow::Result<Verdict> {
                 transfer: ports.free()?,
                 admin: ports.free()?,
                 server: match engine.is_server() {
-                    true => Some(Server::place(worker, &state, &mut ports)?),
+                    true => {
+                        let servers = attached.get(&worker.pool);
+                        let one = servers.and_then(|all| all.get(worker.replica)).copied();
+                        Some(Server::place(worker, engine, one, &state, &mut ports)?)
+                    }
                     false => None,
                 },
             })

@@ -136,10 +136,7 @@ impl Child {
         let Some(watch) = self.watch.take() else {
             return;
         };
-        // A group lives as long as one of its processes, and while it lives its number is no other's.
-        if let Some(group) = group::of(self.pid) {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
+        group::sweep(self.pid).await;
         watch.release().await;
     }
 

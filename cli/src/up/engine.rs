@@ -1,5 +1,6 @@
 //! Servers of engines that are programs of their own, each with its daemon beside it: where their programs are, and how each is started.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -10,6 +11,7 @@ use baton_crds::engine::{ConnectorFiles, EnginePorts, EventSockets};
 use baton_crds::pool::{Connector, EngineType};
 use baton_crds::{EngineStart, Pool, Problem, Resources, ServerOfWorker, Weights};
 
+use super::attach::{self, Attachment};
 use super::child::{Maker, Program};
 use super::plan::WorkerPlan;
 use super::ports::Ports;
@@ -35,7 +37,12 @@ pub(crate) struct Server {
     ports: EnginePorts,
     /// Of Baton's connector; made by the daemon.
     socket: String,
+    /// Somebody else has started it.
+    attached: bool,
 }
+
+/// Servers that run already, by the index of their pool.
+pub(crate) type Attached<'a> = BTreeMap<usize, Vec<&'a Attachment>>;
 
 /// The name of a worker's server, in `processes.json` and of its log.
 pub(crate) fn name_of(worker: &str) -> String {
@@ -48,12 +55,15 @@ impl Engines {
     pub(crate) fn find(
         arguments: &UpArguments,
         resources: &Resources,
+        attached: &Attached<'_>,
         path: Option<&OsStr>,
         beside: &Path,
     ) -> Result<Self, Vec<Problem>> {
         let mut engines = Self::default();
         let mut problems = Vec::new();
-        for pool in resources.pools.iter().filter(|pool| pool.spec.replicas > 0) {
+        let pools = resources.pools.iter().enumerate();
+        let started = pools.filter(|(index, _)| !attached.contains_key(index));
+        for (_, pool) in started.filter(|(_, pool)| pool.spec.replicas > 0) {
             let mut wrong = |field: &str, message: String| {
                 problems.push(pool.origin.problem(pool.title(), field, message));
             };
@@ -114,6 +124,9 @@ impl Engines {
         server: &Server,
         state: &StateDir,
     ) -> anyhow::Result<Option<Program>> {
+        if server.attached {
+            return Ok(None);
+        }
         let package = match &self.connector {
             Some(folder) => super::text(folder)?,
             None => String::new(),
@@ -156,29 +169,40 @@ impl Engines {
 }
 
 impl Server {
+    /// The place of a worker's server: that of the one that runs already, or a new one.
+    ///
     /// # Errors
     /// No port is free, or the state directory's path is too long for a socket.
     pub(crate) fn place(
         worker: &WorkerPlan,
+        engine: EngineType,
+        attachment: Option<&Attachment>,
         state: &StateDir,
         ports: &mut Ports,
     ) -> anyhow::Result<Self> {
-        let http = ports.free()?;
         let socket = state.path.join(format!("{}.sock", worker.name));
         let socket = super::text(&socket)?;
         anyhow::ensure!(
             socket.len() < LONGEST_SOCKET,
             "the path {socket} is too long for a socket: give a shorter --state-dir"
         );
+        let (http, connector) = match attachment {
+            Some(attachment) => {
+                let usual = attach::usual_connector_port(engine);
+                (attachment.http, attachment.connector_port.unwrap_or(usual))
+            }
+            None => (ports.free()?, ports.free()?.port()),
+        };
         Ok(Self {
             http,
             ports: EnginePorts {
                 http: http.port(),
                 events: ports.free()?.port(),
                 replay: ports.free()?.port(),
-                connector: ports.free()?.port(),
+                connector,
             },
             socket,
+            attached: attachment.is_some(),
         })
     }
 
@@ -288,7 +312,15 @@ mod tests {
     }
 
     fn problem(engine: &str, flags: &[&str], path: &Path) -> String {
-        let found = Engines::find(&up(flags), &resources(engine), Some(path.as_os_str()), path);
+        let none = Attached::new();
+        let path_of_programs = Some(path.as_os_str());
+        let found = Engines::find(
+            &up(flags),
+            &resources(engine),
+            &none,
+            path_of_programs,
+            path,
+        );
         found.unwrap_err()[0].to_string()
     }
 
@@ -330,13 +362,15 @@ mod tests {
         let found = Engines::find(
             &flags,
             &resources,
+            &Attached::new(),
             Some(folder.path().as_os_str()),
             folder.path(),
         );
         let workers = super::super::plan::workers(&resources).unwrap();
         let state = StateDir::open(&folder.path().join("state")).unwrap();
         let mut ports = Ports::default();
-        let server = Server::place(&workers[0], &state, &mut ports).unwrap();
+        let server =
+            Server::place(&workers[0], EngineType::Vllm, None, &state, &mut ports).unwrap();
         let weights = Weights::Path("/m".into());
         let pool = &resources.pools[0];
         let started = found
@@ -356,6 +390,27 @@ mod tests {
         let told = server.described(600);
         assert_eq!(told.url, format!("http://{}", server.http));
         assert!(told.connector_socket.ends_with("/decode-0.sock"));
+    }
+
+    #[test]
+    fn a_server_that_runs_already_is_not_started_and_its_program_not_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let resources = resources("{type: VLLM}");
+        let flags = up(&["--attach", "decode=127.0.0.1:8100"]);
+        let attached = attach::by_pool(&flags.attach, &resources).unwrap();
+        let found = Engines::find(&flags, &resources, &attached, None, folder.path()).unwrap();
+        let workers = super::super::plan::workers(&resources).unwrap();
+        let state = StateDir::open(&folder.path().join("state")).unwrap();
+        let (worker, ports) = (&workers[0], &mut Ports::default());
+        let one = Some(attached[&0][0]);
+        let server = Server::place(worker, EngineType::Vllm, one, &state, ports).unwrap();
+        let told = server.described(600);
+        assert_eq!(told.url, "http://127.0.0.1:8100");
+        assert_eq!(told.connector_port, 5600, "NIXL's own default");
+        let weights = Weights::Path("/m".into());
+        let pool = &resources.pools[0];
+        let started = found.start(worker, pool, &weights, &server, &state);
+        assert!(started.unwrap().is_none());
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::failure::Verdict;
 /// Name of the hidden command.
 pub(crate) const COMMAND: &str = "end-group";
 
+/// How long the kernel may take to end what was killed: memory of a device is given back meanwhile.
+const KILLED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a group may take to end in order when nobody is left to wait for it.
 const PATIENCE: Duration = Duration::from_secs(8);
 const POLL: Duration = Duration::from_millis(50);
@@ -63,6 +65,20 @@ impl Watch {
 /// The group of a leader, as `kill` takes it.
 pub(crate) fn of(leader: u32) -> Option<Pid> {
     i32::try_from(leader).ok().and_then(Pid::from_raw)
+}
+
+/// Ends what is left of a group whose leader has ended, and waits until the kernel has.
+pub(crate) async fn sweep(leader: u32) {
+    let Some(group) = of(leader) else {
+        return;
+    };
+    // A group lives as long as one of its processes, and while it lives its number is no other's.
+    let _ = kill_process_group(group, Signal::KILL);
+    let started = Instant::now();
+    // One that nobody waits for stays in the group for ever: the wait is bounded.
+    while test_kill_process_group(group) != Err(Errno::SRCH) && started.elapsed() < KILLED_WITHIN {
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// The hidden command: a word on standard input lets the group be, its end without one ends the group.

@@ -21,6 +21,8 @@ pub(crate) struct WorkerPlan {
     pub(crate) role: PoolRole,
     /// Index into the resources' pools.
     pub(crate) pool: usize,
+    /// Its number in the pool.
+    pub(crate) replica: usize,
     /// Where its model is from; none for a simulated worker.
     pub(crate) location: Option<ModelLocation>,
 }
@@ -86,6 +88,7 @@ pub(crate) fn workers(resources: &Resources) -> Result<Vec<WorkerPlan>, Vec<Prob
                 name,
                 role: pool.role,
                 pool: index,
+                replica: usize::try_from(replica).unwrap_or_default(),
                 location: location.clone(),
             });
         }
