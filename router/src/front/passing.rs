@@ -20,7 +20,7 @@ use super::keys::ApiKey;
 use super::keys::usage::Using;
 use super::memory::Share;
 use super::stream::ended_early;
-use super::{Front, reply};
+use super::{Front, model_not_found, reply};
 use crate::forward::Forward;
 use crate::forward::asked::{self, Asked, Endpoint};
 use crate::forward::edit::Edit;
@@ -133,9 +133,8 @@ fn read(
     let Some(model) = asked::model(&body.bytes) else {
         return ours(body);
     };
-    let Some(policy) = front.dispatch.policy(&model) else {
-        return ours(body);
-    };
+    let policy = front.dispatch.policy(&model);
+    let policy = policy.ok_or_else(|| model_not_found(front, &model))?;
     let Some(PassedOn { max_context, text }) = front.dispatch.passed_on(&policy) else {
         return ours(body);
     };
@@ -177,12 +176,12 @@ fn read(
             prompt::tokens(&text, prompt, max_context, now, &cache_salt)
         }),
     };
-    // An estimate never keeps an engine from judging by itself.
-    let about_tokens = about_tokens.min(max_context.saturating_sub(1)).max(1);
     let count = tokens.as_ref().map_or(about_tokens, |tokens| {
         u32::try_from(tokens.len()).unwrap_or(u32::MAX)
     });
-    let room = max_context.saturating_sub(count).max(1);
+    // What is too long is the engine's to refuse: for placement it fits just so, with room for two tokens.
+    let count = count.clamp(1, max_context.saturating_sub(2).max(1));
+    let room = max_context.saturating_sub(count).max(2);
     let passing = Passing {
         model,
         policy,
@@ -192,7 +191,7 @@ fn read(
         cache_salt,
         edits,
         whole,
-        about_tokens: count.min(max_context.saturating_sub(1)).max(1),
+        about_tokens: count,
         tokens,
     };
     Ok(Outcome::Look(Look::Engines(Box::new(passing), body)))

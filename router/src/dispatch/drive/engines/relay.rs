@@ -132,7 +132,10 @@ impl Drive {
                 continue;
             }
             let said: Vec<Said> = events.iter().map(event).collect();
-            let first_words = said.iter().find_map(|said| said.error.clone());
+            let first = said
+                .iter()
+                .find(|said| said.content || said.error.is_some());
+            let first_words = first.and_then(|first| first.error.clone());
             if let (false, Some(words)) = (attempt.begun, first_words) {
                 // The client has seen nothing: another attempt may do better.
                 return Err(Stop::Failed(of_words(

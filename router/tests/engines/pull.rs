@@ -1,0 +1,209 @@
+//! The hand-off that the second engine pulls: both legs, and what the record says of them.
+
+use std::time::Duration;
+
+use baton_placement::place::{Filter, Reason};
+use baton_placement::policy::Assurance;
+use baton_protocol::card::Split;
+use serde_json::{Value, json};
+
+use crate::front::end;
+use crate::{NIXL, pair, policy};
+
+/// As vLLM gave them once; the space is ours, to see that nobody writes them anew.
+pub(crate) const PARAMETERS: &str = r#"{"do_remote_prefill": true, "do_remote_decode":false,"remote_block_ids":[[9,8,7]],"remote_engine_id":"65e4bb78","remote_request_id":"cmpl-r0-8cd74aeb","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_blocks_expiry_time":null,"later":1e0}"#;
+pub(crate) const ANSWER: &[u8] = br#"{"choices":[{"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":171,"completion_tokens":8}}"#;
+const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"min_tokens":2,"stream":false,"kv_transfer_params":{"remote_host":"evil"}}"#;
+
+pub(crate) fn prefill_answer() -> String {
+    format!(
+        r#"{{"choices":[{{"text":"y","finish_reason":"length"}}],"usage":{{"prompt_tokens":171,"completion_tokens":1}},"kv_transfer_params":{PARAMETERS}}}"#
+    )
+}
+
+#[tokio::test]
+async fn the_prompt_is_computed_by_one_engine_and_answered_by_another() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let prefill = p.call().await;
+    assert!(d.is_idle(), "the second leg waits for the first");
+    let expected = json!({
+        "model": "m", "prompt": "a", "max_tokens": 1, "stream": false,
+        "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+            "remote_block_ids": null, "remote_host": null, "remote_port": null},
+    });
+    assert_eq!(prefill.json(), expected);
+    let operation = prefill.header("x-request-id").unwrap().to_owned();
+    prefill
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    let decode = d.call().await;
+    assert_eq!(decode.header("x-request-id"), Some(operation.as_str()));
+    let sent = String::from_utf8(decode.body.clone()).unwrap();
+    let parameters = BODY.replace(
+        r#","kv_transfer_params":{"remote_host":"evil"}"#,
+        &format!(r#","kv_transfer_params":{PARAMETERS}"#),
+    );
+    assert_eq!(sent, parameters, "byte for byte");
+    decode.answer(200, "application/json", ANSWER).await;
+    let reply = end(reply).await;
+    assert_eq!(reply.body, ANSWER);
+
+    let record = served.record(&reply.run()).await;
+    assert_eq!(record.reason, Reason::ModeDisaggregated);
+    assert_eq!(record.assurance, Some(Assurance::EngineTrusted));
+    let states: Vec<(&str, bool, &str)> = record
+        .states
+        .iter()
+        .map(|state| {
+            let worker = state.worker.as_ref().map_or("", |worker| worker.as_str());
+            (state.state.as_str(), state.inferred, worker)
+        })
+        .collect();
+    let expected = [
+        ("accepted", false, ""),
+        ("route_selected", false, "d"),
+        ("prefill_started", true, "p"),
+        ("prefill_completed", false, "p"),
+        ("kv_published", false, "p"),
+        ("kv_transfer_started", true, "d"),
+        ("kv_transfer_completed", true, "d"),
+        ("decode_started", true, "d"),
+        ("completed", false, ""),
+    ];
+    assert_eq!(states, expected);
+    let actual = record.actual.unwrap();
+    assert!(actual.terms.prefill.is_some());
+    assert_eq!(
+        (actual.terms.transfer, actual.bytes),
+        (None, 0),
+        "nobody measured it"
+    );
+    assert_eq!(record.outcome.unwrap().input_tokens, 171);
+    served.router.holds_nothing().await;
+}
+
+#[tokio::test]
+async fn recorded_answers_of_vllm_pass_as_they_are() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let prefill = include_str!("samples/vllm-pd-nixl-prefill-response.json");
+    let stream = include_str!("samples/vllm-pd-nixl-decode-stream-response.sse");
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":8,"stream":true,"stream_options":{"include_usage":true}}"#;
+    let reply = served.post("Disaggregated", "/v1/chat/completions", body);
+    let call = p.call().await;
+    assert!(call.json().get("stream_options").is_none());
+    call.answer(200, "application/json", prefill.as_bytes())
+        .await;
+    let mut call = d.call().await;
+    assert_eq!(call.json()["stream_options"]["include_usage"], true);
+    let given: Value = serde_json::from_str(prefill).unwrap();
+    assert_eq!(
+        call.json()["kv_transfer_params"],
+        given["kv_transfer_params"]
+    );
+    call.begin().await;
+    for piece in stream.as_bytes().chunks(97) {
+        call.chunk(piece).await;
+    }
+    call.end().await;
+    let reply = end(reply).await;
+    assert_eq!(reply.text(), stream);
+    let record = served.record(&reply.run()).await;
+    let outcome = record.outcome.unwrap();
+    assert_eq!((outcome.input_tokens, outcome.output_tokens), (171, 8));
+    assert_eq!(outcome.finish_reason.as_deref(), Some("length"));
+    assert!(outcome.ttft_milliseconds.is_some() && outcome.tpot_milliseconds.is_some());
+}
+
+#[tokio::test]
+async fn batons_own_connector_is_called_alike_and_vouched_for() {
+    let split = Split::Baton {
+        lease_milliseconds: 30_000,
+    };
+    let (served, mut p, mut d) = pair(&policy(), split).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    p.call()
+        .await
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    let record = served.record(&end(reply).await.run()).await;
+    assert_eq!(record.assurance, Some(Assurance::Verified));
+}
+
+#[tokio::test]
+async fn blocks_are_not_fetched_at_the_end_of_their_lease() {
+    let split = Split::NixlPull {
+        lease_milliseconds: 300,
+    };
+    let (served, mut p, mut d) = pair(&policy(), split).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let mut prefill = p.call().await;
+    // The head comes at once, the rest when the lease is almost over.
+    let body = prefill_answer();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    prefill.bytes(head.as_bytes()).await;
+    tokio::time::sleep(Duration::from_millis(280)).await;
+    prefill.bytes(body.as_bytes()).await;
+    let decode = d.call().await;
+    assert!(
+        decode.json().get("kv_transfer_params").is_none(),
+        "computed there instead"
+    );
+    assert!(decode.header("x-request-id").unwrap().ends_with("-02"));
+    decode.answer(200, "application/json", ANSWER).await;
+    let reply = end(reply).await;
+    assert_eq!(reply.body, ANSWER);
+    let record = served.record(&reply.run()).await;
+    assert_eq!(record.fallback.unwrap().cause, "lease-gone");
+    assert_eq!(
+        record.assurance,
+        Some(Assurance::Verified),
+        "what was sent was computed where it was used"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_split_stays_on_one_worker_and_the_record_says_why() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    for (path, fields, field) in [
+        ("/v1/completions", r#""prompt":"a","n":2"#, "n"),
+        ("/v1/completions", r#""prompt":"a","echo":true"#, "echo"),
+        ("/v1/completions", r#""prompt":["a","b"]"#, "prompt"),
+        (
+            "/v1/chat/completions",
+            r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]"#,
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            r#""messages":[],"prompt_logprobs":1"#,
+            "prompt_logprobs",
+        ),
+    ] {
+        let body = format!(r#"{{"model":"m",{fields}}}"#);
+        let reply = served.post("Disaggregated", path, body.clone());
+        let call = d.call().await;
+        assert_eq!(String::from_utf8(call.body.clone()).unwrap(), body);
+        call.answer(200, "application/json", ANSWER).await;
+        let record = served.record(&end(reply).await.run()).await;
+        assert_eq!(record.reason, Reason::NotDisaggregatable, "{field}");
+        assert_eq!(record.input.unsplittable.as_deref(), Some(field));
+    }
+    assert!(p.is_idle());
+}
+
+#[tokio::test]
+async fn a_policy_may_require_that_every_block_is_checked() {
+    let mut policy = policy();
+    policy.verify.require = Assurance::Verified;
+    let (served, mut p, mut d) = pair(&policy, NIXL).await;
+    let reply = served.post("Conditional", "/v1/completions", BODY);
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    let record = served.record(&end(reply).await.run()).await;
+    assert_eq!(record.filtered.get(&Filter::NotVerified), Some(&1));
+    assert!(p.is_idle());
+}

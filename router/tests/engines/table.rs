@@ -1,0 +1,213 @@
+//! Every way in which a leg of a hand-off can fail, and what becomes of the run.
+
+use baton_placement::policy::Policy;
+
+use crate::engine::{Call, Engine};
+use crate::front::{Served, end};
+use crate::pull::{ANSWER, prefill_answer};
+use crate::{NIXL, pair, policy};
+
+/// What an engine does with a leg.
+#[derive(Clone, Copy, Debug)]
+enum Does {
+    /// Closes the connection, as a process does that dies.
+    Dies,
+    Says(u16),
+    /// Answers well, but without saying how its KV is fetched.
+    NoParameters,
+    /// Answers, and dies in the middle of it.
+    DiesWithin,
+    /// Begins a stream with the word that it has failed.
+    FailsInStream,
+    /// Begins a stream and dies before anything of the answer.
+    DiesInStream,
+    /// Says nothing within the time that the policy allows.
+    Sleeps,
+}
+
+/// Who answers in the end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    /// The worker that was to generate, whole; the fallback's cause.
+    Whole(Option<&'static str>),
+    /// Nobody: the client gets this status.
+    Error(u16),
+}
+
+async fn do_it(does: Does, mut call: Call, asleep: &mut Vec<Call>) {
+    match does {
+        Does::Dies => call.hang_up().await,
+        Does::Says(status) => {
+            let body = format!(r#"{{"error":{{"message":"said {status}"}}}}"#);
+            call.answer(status, "application/json", body.as_bytes())
+                .await;
+        }
+        Does::NoParameters => {
+            call.answer(200, "application/json", br#"{"kv_transfer_params":null}"#)
+                .await;
+        }
+        Does::DiesWithin => {
+            call.bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{")
+                .await;
+            call.hang_up().await;
+        }
+        Does::FailsInStream => {
+            call.begin().await;
+            call.chunk(b"data: {\"error\":{\"message\":\"KV load failed\",\"code\":500}}\n\ndata: [DONE]\n\n")
+                .await;
+            call.end().await;
+        }
+        Does::DiesInStream => {
+            call.begin().await;
+            call.chunk(b"data: {\"choi").await;
+            call.hang_up().await;
+        }
+        Does::Sleeps => asleep.push(call),
+    }
+}
+
+const STREAM: &str =
+    "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+
+fn impatient() -> Policy {
+    let mut policy = policy();
+    policy.timeouts.reserve_seconds = 0.2;
+    policy.timeouts.prefill_start_seconds = 0.2;
+    policy.timeouts.prefill_seconds = 0.2;
+    policy.timeouts.transfer_seconds = 0.2;
+    policy.timeouts.decode_start_seconds = 0.2;
+    policy.fallback.replans = 0;
+    // Each case of the table is the first failure of its link.
+    policy.topology.breaker.failures = 1_000;
+    policy.fallback.local_recompute.max_concurrent_per_worker = 100;
+    policy.fallback.local_recompute.max_percent = 100.0;
+    policy
+}
+
+/// The whole request, answered well.
+async fn answer_whole(d: &mut Engine) {
+    let mut call = d.call().await;
+    let body = call.json();
+    assert!(body.get("kv_transfer_params").is_none(), "{body}");
+    assert_eq!(body["max_tokens"], 8, "the client's own request");
+    if body["stream"] == true {
+        call.begin().await;
+        call.chunk(STREAM.as_bytes()).await;
+        call.end().await;
+    } else {
+        call.answer(200, "application/json", ANSWER).await;
+    }
+}
+
+/// Plays one case.
+async fn play(
+    served: &Served,
+    p: &mut Engine,
+    d: &mut Engine,
+    prefill: Option<Does>,
+    decode: Option<Does>,
+    stream: bool,
+    then: Then,
+) {
+    let what = format!("prefill {prefill:?}, decode {decode:?}, stream {stream}");
+    let body = format!(r#"{{"model":"m","prompt":"a","max_tokens":8,"stream":{stream}}}"#);
+    let reply = served.post("Disaggregated", "/v1/completions", body);
+    let mut asleep = Vec::new();
+    let call = p.call().await;
+    match prefill {
+        Some(does) => do_it(does, call, &mut asleep).await,
+        None => {
+            call.answer(200, "application/json", prefill_answer().as_bytes())
+                .await;
+        }
+    }
+    if let Some(does) = decode {
+        let call = d.call().await;
+        assert!(call.json().get("kv_transfer_params").is_some(), "{what}");
+        do_it(does, call, &mut asleep).await;
+    }
+    if let Then::Whole(_) = then {
+        answer_whole(d).await;
+    }
+    let reply = end(reply).await;
+    let record = served.record(&reply.run()).await;
+    match then {
+        Then::Whole(cause) => {
+            assert_eq!(reply.status, 200, "{what}: {}", reply.text());
+            let expected = if stream { STREAM.as_bytes() } else { ANSWER };
+            assert_eq!(reply.body, expected, "{what}");
+            let found = record
+                .fallback
+                .as_ref()
+                .map(|fallback| fallback.cause.as_str());
+            assert_eq!(found, cause, "{what}");
+            assert_eq!(record.states.last().unwrap().state, "completed", "{what}");
+        }
+        Then::Error(status) => {
+            assert_eq!(reply.status, status, "{what}: {}", reply.text());
+            assert_eq!(record.states.last().unwrap().state, "failed", "{what}");
+        }
+    }
+    assert!(p.is_idle() && d.is_idle(), "{what}");
+    for call in asleep {
+        call.closed().await;
+    }
+    served.router.holds_nothing().await;
+    assert_eq!(
+        served
+            .router
+            .metrics
+            .text()
+            .lines()
+            .find(|line| line.starts_with("baton_illegal_events_total")),
+        Some("baton_illegal_events_total 0"),
+        "{what}"
+    );
+}
+
+#[tokio::test]
+async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
+    use Does::{Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, Says, Sleeps};
+    let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
+    let lost = Then::Whole(Some("prefill-lost"));
+    let engine = Then::Whole(Some("engine-failed"));
+    let gone = Then::Whole(Some("source-lost"));
+    let cases = [
+        (Some(Dies), None, false, lost),
+        (Some(Says(500)), None, false, lost),
+        (Some(DiesWithin), None, false, lost),
+        (Some(Sleeps), None, true, lost),
+        (Some(NoParameters), None, false, engine),
+        // Its own request decides, and it is a good one.
+        (Some(Says(400)), None, false, Then::Whole(None)),
+        (None, Some(Says(400)), false, Then::Whole(None)),
+        (None, Some(Says(500)), false, engine),
+        (None, Some(Says(500)), true, engine),
+        (None, Some(FailsInStream), true, engine),
+        (None, Some(DiesInStream), true, gone),
+        (None, Some(Dies), false, gone),
+        (None, Some(Sleeps), true, Then::Whole(Some("timeout"))),
+    ];
+    for (prefill, decode, stream, then) in cases {
+        play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
+    }
+}
+
+#[tokio::test]
+async fn without_a_budget_the_engines_own_words_are_the_answer_where_there_are_any() {
+    let mut policy = impatient();
+    policy.fallback.local_recompute.max_concurrent_per_worker = 0;
+    let (served, mut p, mut d) = pair(&policy, NIXL).await;
+    for (prefill, decode, stream, status) in [
+        (None, Some(Does::Says(500)), false, 500),
+        (None, Some(Does::Says(501)), true, 501),
+        // Nobody said anything that could be passed on.
+        (None, Some(Does::Dies), false, 503),
+        (None, Some(Does::FailsInStream), true, 503),
+        // What was said of a leg that no client has asked for is not passed on.
+        (Some(Does::Says(500)), None, false, 503),
+    ] {
+        let then = Then::Error(status);
+        play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
+    }
+}
