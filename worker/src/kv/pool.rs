@@ -242,6 +242,11 @@ impl KvPool {
         self.with(|state, now| state.leases.claim(lease, generation, reader, now))
     }
 
+    /// Whether the lease lives and a reader has claimed it.
+    pub fn is_claimed(&self, lease: LeaseId) -> bool {
+        self.with(|state, now| state.leases.is_claimed(lease, now))
+    }
+
     /// Extends a claimed lease by its duration.
     pub fn renew(
         &self,

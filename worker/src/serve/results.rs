@@ -104,6 +104,16 @@ impl PrefillResult {
         self.grown.send_modify(|grown| grown.1 = true);
     }
 
+    /// Whether a call reads it.
+    pub(crate) fn is_read(&self) -> bool {
+        !self.grown.is_closed()
+    }
+
+    /// Resolves when no call reads it.
+    pub(crate) async fn unread(&self) {
+        self.grown.closed().await;
+    }
+
     /// All messages from the first on, then the end.
     pub(crate) fn follow(&self) -> impl Stream<Item = PrefillEvent> + Send + use<> {
         let events = Arc::clone(&self.events);

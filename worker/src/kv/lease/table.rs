@@ -174,6 +174,10 @@ impl LeaseTable {
         }
     }
 
+    pub(crate) fn is_claimed(&mut self, id: LeaseId, now: u64) -> bool {
+        self.alive(id, now).is_ok_and(|lease| lease.claim.is_some())
+    }
+
     pub(crate) fn renew(
         &mut self,
         id: LeaseId,

@@ -1,10 +1,13 @@
-//! `Prefill`: computes a prompt and keeps its KV under a lease. Made once for each operation id, read by any number of calls.
+//! `Prefill`: computes a prompt and keeps its KV under a lease. Made once for each operation id, read by any number of calls. Given up
+//! when nobody is left who could use it: its router is gone, and no worker has claimed the lease.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_protocol::card::Role;
 use baton_protocol::failure::FailureClass;
-use baton_protocol::ids::{LeaseId, OperationId};
+use baton_protocol::ids::{LeaseId, OperationId, RunId};
 use baton_protocol::wire::{self, PrefillEvent, prefill_event::Event};
 use baton_system::entropy;
 use futures::{Stream, StreamExt as _};
@@ -12,6 +15,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::engine::{Admitted, EngineEvent, PrefillTerms, Refused, RequestKind};
+use crate::kv::pool::KvPool;
 use crate::serve::compute::EVENTS;
 use crate::serve::daemon::Daemon;
 use crate::serve::messages::{self, Dispatch, narrow};
@@ -21,6 +25,8 @@ use crate::serve::traces::PrefillTrace;
 
 /// Milliseconds; the longest that `kvPool.leaseSeconds` may say.
 const LONGEST_LEASE: u64 = 3_600_000;
+/// With no call that reads it, how long a prefill waits for a repeated one, or for the claim of a worker that has its descriptor already.
+const DESERTED: Duration = Duration::from_secs(2);
 
 pub(super) async fn events(
     daemon: &Arc<Daemon>,
@@ -99,6 +105,8 @@ async fn submit(
         sample_first: request.sample_first,
     };
     let asked = Asked {
+        id: terms.lease,
+        run: RunId::from(operation.run.as_str()),
         skip_blocks: terms.skip_blocks,
         duration: terms.lease_duration,
     };
@@ -121,6 +129,8 @@ async fn submit(
 
 /// The lease that was asked for.
 struct Asked {
+    id: LeaseId,
+    run: RunId,
     skip_blocks: u32,
     /// Milliseconds.
     duration: u64,
@@ -140,12 +150,21 @@ struct Work {
 impl Work {
     async fn run(mut self, mut incoming: mpsc::Receiver<EngineEvent>) {
         let cancelled = self.registered.cancelled().clone();
+        let deserted = deserted(self.daemon.pool.clone(), self.lease.id, self.result.clone());
+        let mut deserted = pin!(deserted);
         let lost = loop {
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => {
                     self.daemon.commands.cancel(self.admitted.key).await;
                     break Some(messages::failed(FailureClass::ClientGone, "the run was cancelled"));
+                }
+                () = &mut deserted => {
+                    tracing::info!(operation = %self.id, "given up: its router is gone, and no worker has claimed what it computes");
+                    self.daemon.commands.cancel(self.admitted.key).await;
+                    self.daemon.pool.release_lease(self.lease.id, &self.lease.run);
+                    self.daemon.changed.notify_one();
+                    break Some(messages::failed(FailureClass::ClientGone, "nobody reads the prefill, and nobody has claimed its KV"));
                 }
                 event = incoming.recv() => {
                     let Some(event) = event else {
@@ -195,6 +214,19 @@ impl Work {
             }));
         }
         messages::prefill_message(event)
+    }
+}
+
+/// Resolves when nobody is left who could use the prefill. The call that asked for it ends with its router, or with the connection to
+/// it. The worker that decodes may still read, on its own: a claim that it renews shows that its own router lives, as it gives the claim
+/// up with its stream.
+async fn deserted(pool: KvPool, lease: LeaseId, result: PrefillResult) {
+    loop {
+        result.unread().await;
+        tokio::time::sleep(DESERTED).await;
+        if !result.is_read() && !pool.is_claimed(lease) {
+            break;
+        }
     }
 }
 
