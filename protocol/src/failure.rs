@@ -133,13 +133,13 @@ impl FailureClass {
     /// The one table of failures and actions.
     pub fn action(self) -> Action {
         match self {
-            Self::NoWorker => Action::BackOff,
+            // A pair that does not fit is filtered before placement. A worker that says so has changed since: another one takes the run.
+            Self::NoWorker | Self::Incompatible => Action::BackOff,
             Self::PrefillLost => Action::Replan,
             Self::HandoffFailed => Action::RecomputeLocally,
             Self::DecodeLost => Action::Resume,
             Self::ClientGone => Action::CancelEverywhere,
-            // Filtered before placement, so this is an answer and not a try.
-            Self::Incompatible | Self::BadRequest => Action::Refuse,
+            Self::BadRequest => Action::Refuse,
             Self::DeadlineExceeded | Self::Bug => Action::FailRun,
         }
     }

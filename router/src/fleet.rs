@@ -34,6 +34,7 @@ use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};
 use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire::{self, worker_client::WorkerClient};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
 use tonic::transport::Channel;
 
 use crate::clock::{Clock, Moment};
@@ -232,6 +233,23 @@ impl Workers {
             tracked.trouble = trouble;
         }
         self.changed();
+    }
+
+    /// A worker has said that it is not what its card says: its card is read again.
+    pub(crate) fn doubt_card(&self, id: &WorkerId) {
+        if let Some(tracked) = self.inner.lock().tracked.get_mut(id) {
+            tracked.doubt_card();
+        }
+    }
+
+    /// Told when a worker's card is doubted.
+    pub(crate) fn doubted(&self, id: &WorkerId) -> Arc<Notify> {
+        let inner = self.inner.lock();
+        inner
+            .tracked
+            .get(id)
+            .map(Tracked::doubted)
+            .unwrap_or_default()
     }
 
     pub(crate) fn resume(&self, id: &WorkerId) -> Option<state::Resume> {

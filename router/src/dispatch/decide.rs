@@ -253,13 +253,23 @@ mod tests {
     fn what_the_client_or_a_bug_did_is_not_retried() {
         for class in [
             FailureClass::BadRequest,
-            FailureClass::Incompatible,
             FailureClass::Bug,
             FailureClass::ClientGone,
             FailureClass::DeadlineExceeded,
         ] {
             assert_eq!(course(class, allowed()), [Next::GiveUp], "{class}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_has_changed_is_one_refusal_of_a_search() {
+        let mut spent = Spent::default();
+        let changed = failure(FailureClass::Incompatible);
+        assert_eq!(
+            decide(&changed, &mut spent, allowed(), Moment(0)),
+            Next::BackOff(BACK_OFF)
+        );
+        assert_eq!((spent.replans, spent.resumes), (0, 0));
     }
 
     #[test]

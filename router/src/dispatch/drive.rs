@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_placement::place::Outcome;
-use baton_protocol::failure::FailureClass;
-use baton_protocol::ids::{RunId, WorkerId};
+use baton_protocol::failure::{Action, FailureClass};
+use baton_protocol::ids::{Incarnation, RunId, WorkerId};
 use baton_protocol::wire;
 use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument, debug, info, info_span, warn};
@@ -106,6 +106,8 @@ pub(super) struct Drive {
     told: bool,
     spent: Spent,
     excluded: Vec<WorkerId>,
+    /// Workers that are not what their cards said, with the processes of those cards: excluded until another card is read.
+    changed: Vec<(WorkerId, Incarnation)>,
     /// From now on only plans on one worker.
     whole: bool,
     /// The next attempt is a fallback: it has to fit the budget of its worker.
@@ -154,6 +156,7 @@ impl Drive {
             told: false,
             spent: Spent::default(),
             excluded: Vec::new(),
+            changed: Vec::new(),
             whole: false,
             recompute: false,
             deadline: accepted.plus(total),
@@ -192,7 +195,7 @@ impl Drive {
                     };
                     self.searching_since = self.shared.clock.now();
                     // A refusal is part of the search; after anything else the next one has its patience to itself.
-                    if !matches!(&ending, AttemptEnding::Failed(failure) if failure.class == FailureClass::NoWorker)
+                    if !matches!(&ending, AttemptEnding::Failed(failure) if failure.class.action() == Action::BackOff)
                     {
                         self.spent.search_ended();
                     }
@@ -241,6 +244,11 @@ impl Drive {
     async fn follow(&mut self, failure: Failure, next: Next) -> Option<Ending> {
         let attempt = self.progress.attempt();
         info!(attempt, class = %failure.class, cause = failure.cause, ?next, "{}", failure.message);
+        if failure.class == FailureClass::Incompatible
+            && let Some(worker) = &failure.worker
+        {
+            self.not_as_its_card(worker);
+        }
         match next {
             Next::Replan => self.excluded.extend(failure.worker),
             Next::RecomputeElsewhere => {
@@ -262,11 +270,21 @@ impl Drive {
         None
     }
 
+    fn not_as_its_card(&mut self, worker: &WorkerId) {
+        let view = self.shared.workers.view();
+        let member = view.members.iter().find(|member| member.id == *worker);
+        if let Some(member) = member {
+            self.changed.push((worker.clone(), member.card.incarnation));
+            self.shared.workers.doubt_card(worker);
+        }
+    }
+
     /// Asks placement and prepares what it chose.
     fn place(&mut self) -> Result<Prepared, NoPlan> {
         let circumstances = Circumstances {
             sent: self.progress.sent(),
             excluded: &self.excluded,
+            changed: &self.changed,
             whole: self.whole,
             searching_since: self.searching_since,
         };

@@ -10,7 +10,7 @@ use baton_placement::policy::Mode;
 use baton_placement::rng::Rng;
 use baton_protocol::card::Dispatch;
 use baton_protocol::failure::FailureClass;
-use baton_protocol::ids::WorkerId;
+use baton_protocol::ids::{Incarnation, WorkerId};
 use tracing::info_span;
 
 use super::failure::Failure;
@@ -35,6 +35,8 @@ pub(super) struct Placed {
 pub(super) struct Circumstances<'a> {
     pub(super) sent: &'a [u32],
     pub(super) excluded: &'a [WorkerId],
+    /// Excluded as long as their cards are of these processes.
+    pub(super) changed: &'a [(WorkerId, Incarnation)],
     /// Only plans on one worker count.
     pub(super) whole: bool,
     /// Since when it looks for a worker.
@@ -60,6 +62,12 @@ pub(super) fn place_run(
     };
     let (hits, first) = shared.workers.hits(&view, &tokens, &request.cache_salt);
     let mut exclude = circumstances.excluded.to_vec();
+    let same = |(id, incarnation): &&(WorkerId, Incarnation)| {
+        let mut members = view.members.iter();
+        members.any(|member| member.id == *id && member.card.incarnation == *incarnation)
+    };
+    let changed = circumstances.changed.iter().filter(same);
+    exclude.extend(changed.map(|(id, _)| id.clone()));
     match &request.forward {
         Some(_) => exclude.extend(not_engines(&view, handle)),
         None => exclude.extend(other_text(shared, &view, handle)),

@@ -14,6 +14,7 @@ use baton_protocol::card::{Card, InvalidCard};
 use baton_protocol::hash::{BlockHash, MalformedHashes};
 use baton_protocol::ids::{Incarnation, WorkerId};
 use baton_protocol::wire::{self, watch_event};
+use tokio::sync::Notify;
 
 use super::discovery::Domain;
 use super::pairs::compatibility_key;
@@ -113,6 +114,10 @@ pub struct Tracked {
     incarnation: Option<Incarnation>,
     sequence: Option<u64>,
     cache: Cache,
+    /// The next stream is to begin with the card.
+    card_doubted: bool,
+    /// Told when it is doubted, for whoever holds the stream.
+    doubted: Arc<Notify>,
 }
 
 impl Tracked {
@@ -136,6 +141,21 @@ impl Tracked {
             incarnation: None,
             sequence: None,
             cache: Cache::Empty,
+            card_doubted: false,
+            doubted: Arc::default(),
+        }
+    }
+
+    /// Told when the stream is to be opened anew.
+    pub fn doubted(&self) -> Arc<Notify> {
+        self.doubted.clone()
+    }
+
+    /// What the worker says of itself is not what its card says: the card is to be read again.
+    pub fn doubt_card(&mut self) {
+        if self.card.is_some() && !self.card_doubted {
+            self.card_doubted = true;
+            self.doubted.notify_one();
         }
     }
 
@@ -161,10 +181,12 @@ impl Tracked {
     /// What the next stream may resume from; nothing while the index is not in step.
     pub fn resume(&self) -> Option<Resume> {
         match (&self.cache, self.incarnation, self.sequence) {
-            (Cache::Live, Some(incarnation), Some(sequence)) => Some(Resume {
-                incarnation,
-                sequence,
-            }),
+            (Cache::Live, Some(incarnation), Some(sequence)) if !self.card_doubted => {
+                Some(Resume {
+                    incarnation,
+                    sequence,
+                })
+            }
             _ => None,
         }
     }
@@ -287,6 +309,7 @@ impl Tracked {
                 let card = Arc::new(card);
                 self.class = compatibility_key(&card);
                 self.card = Some(card.clone());
+                self.card_doubted = false;
                 self.locate();
                 Ok(Change::Card(card))
             }

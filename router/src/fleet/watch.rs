@@ -182,6 +182,7 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
         Err(_) => return ended("it does not answer".to_owned(), false),
     };
     workers.connected(id);
+    let doubted = workers.doubted(id);
     let mut useful = false;
     let mut fetch: Option<BoxFuture<'_, Result<(), ArtifactError>>> = None;
     let mut fetched_again_in = FIRST_FETCH_BACK_OFF;
@@ -208,6 +209,10 @@ async fn follow_once(workers: &Workers, id: &WorkerId, mut client: WorkerClient<
                 }
                 workers.complain_of(id, failed);
                 continue;
+            }
+            () = doubted.notified() => {
+                // Not useful: a card that is doubted again and again is read ever more rarely.
+                return ended("it refuses what its card says: its card is read again".to_owned(), false);
             }
             () = tokio::time::sleep_until(deaf_at) => {
                 return ended(format!("it said nothing for {} s", DEAF_AFTER.as_secs()), useful);

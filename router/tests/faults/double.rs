@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use baton_protocol::card::Card;
 use baton_protocol::identity::Fact;
+use baton_protocol::ids::Incarnation;
 use baton_protocol::wire::worker_server::{Worker, WorkerServer};
 use baton_protocol::wire::{self, decode_event, prefill_event, watch_event};
 use futures::future::BoxFuture;
@@ -110,13 +112,15 @@ pub(crate) enum Seen {
 }
 
 struct State {
-    card: Card,
+    card: Mutex<Card>,
     artifact: Vec<u8>,
     decodes: Mutex<VecDeque<DecodeScript>>,
     prefills: Mutex<VecDeque<Vec<prefill_event::Event>>>,
     manner: Mutex<Manner>,
     /// The last sequence and load that were told, said again every second: an idle worker lives.
     told: Mutex<(u64, wire::Load)>,
+    /// Watch streams that were opened.
+    watched: AtomicUsize,
     /// The open Watch stream.
     watch: Mutex<Option<mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>>>,
     seen: mpsc::UnboundedSender<Seen>,
@@ -141,15 +145,17 @@ impl Double {
         card.route_filter.tokenizer = Fact::observed(digest.clone());
         card.route_filter.chat_template = Fact::observed(digest);
         let (sender, seen) = mpsc::unbounded_channel();
+        let name = card.worker.to_string();
         let state = Arc::new(State {
             artifact: artifact.to_vec(),
             decodes: Mutex::default(),
             prefills: Mutex::default(),
             manner: Mutex::new(Manner::Strict),
             told: Mutex::default(),
+            watched: AtomicUsize::new(0),
             watch: Mutex::default(),
             seen: sender,
-            card,
+            card: Mutex::new(card),
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -160,7 +166,7 @@ impl Double {
                 .serve_with_incoming(TcpListenerStream::new(listener)),
         );
         Self {
-            name: state.card.worker.to_string(),
+            name,
             address,
             seen,
             state,
@@ -199,6 +205,16 @@ impl Double {
         *self.state.manner.lock().unwrap() = Manner::Obedient;
     }
 
+    /// Whoever opens a Watch stream from now on finds another process.
+    pub(crate) fn reborn(&self, incarnation: u64) {
+        self.state.card.lock().unwrap().incarnation = Incarnation(incarnation);
+    }
+
+    /// How many Watch streams were opened; the last one is the one that [`Self::tell`] speaks on.
+    pub(crate) fn watched(&self) -> usize {
+        self.state.watched.load(Ordering::Relaxed)
+    }
+
     /// Sends an event on the open Watch stream.
     pub(crate) fn tell(&self, sequence: u64, event: watch_event::Event) {
         let mut told = self.state.told.lock().unwrap();
@@ -206,7 +222,7 @@ impl Double {
         if let watch_event::Event::Load(load) = &event {
             told.1 = *load;
         }
-        let event = watch(&self.state.card, sequence, event);
+        let event = self.state.event(sequence, event);
         let watch = self.state.watch.lock().unwrap();
         watch.as_ref().unwrap().send(Ok(event)).unwrap();
     }
@@ -222,11 +238,13 @@ impl Double {
     }
 }
 
-fn watch(card: &Card, sequence: u64, event: watch_event::Event) -> wire::WatchEvent {
-    wire::WatchEvent {
-        incarnation: card.incarnation.0,
-        sequence,
-        event: Some(event),
+impl State {
+    fn event(&self, sequence: u64, event: watch_event::Event) -> wire::WatchEvent {
+        wire::WatchEvent {
+            incarnation: self.card.lock().unwrap().incarnation.0,
+            sequence,
+            event: Some(event),
+        }
     }
 }
 
@@ -244,7 +262,7 @@ async fn beat(
         // Held while it is sent: what is told meanwhile comes after it.
         let told = state.told.lock().unwrap();
         let load = watch_event::Event::Load(told.1);
-        let _ = watching.send(Ok(watch(&state.card, told.0, load)));
+        let _ = watching.send(Ok(state.event(told.0, load)));
     }
 }
 
@@ -264,7 +282,7 @@ impl Worker for Service {
         let state = &self.0;
         let _ = state.seen.send(Seen::Watch(request.into_inner().sequence));
         let (sender, receiver) = mpsc::unbounded_channel();
-        let json = state.card.to_json().unwrap();
+        let json = state.card.lock().unwrap().to_json().unwrap();
         for event in [
             watch_event::Event::Card(wire::Card { json }),
             watch_event::Event::SnapshotBegin(wire::SnapshotBegin {}),
@@ -274,10 +292,11 @@ impl Worker for Service {
                 ..wire::Load::default()
             }),
         ] {
-            let _ = sender.send(Ok(watch(&state.card, 0, event)));
+            let _ = sender.send(Ok(state.event(0, event)));
         }
         *state.told.lock().unwrap() = Default::default();
         *state.watch.lock().unwrap() = Some(sender.clone());
+        state.watched.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(beat(state.clone(), sender));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
             receiver,

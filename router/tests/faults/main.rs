@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod budgets;
+mod changed;
 mod double;
 mod listing;
 mod obedient;

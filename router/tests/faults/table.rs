@@ -156,11 +156,6 @@ const OVERDUE: Then = Then::Told {
     code: "deadline_exceeded",
     retry_after: false,
 };
-const INCOMPATIBLE: Then = Then::Told {
-    status: 503,
-    code: "incompatible_workers",
-    retry_after: true,
-};
 const REFUSED: Then = Then::Told {
     status: 400,
     code: "bad_request",
@@ -327,7 +322,7 @@ const CASES: &[Case] = &{
             &[ClientLeaves],
             Then::Cancelled,
         ),
-        // Filtered; a worker that has changed meanwhile says so.
+        // Filtered. A worker that has changed meanwhile says so, and another one takes the run.
         case(
             C::Incompatible,
             REMOTE,
@@ -340,14 +335,14 @@ const CASES: &[Case] = &{
             WAYS,
             &[RouteSelected],
             &[DecodeRefuses("identity-mismatch")],
-            INCOMPATIBLE,
+            Then::Served { attempts: 2 },
         ),
         case(
             C::Incompatible,
             REMOTE,
             &[Reserved],
             &[PrefillRefuses("identity-mismatch")],
-            INCOMPATIBLE,
+            Then::Served { attempts: 2 },
         ),
         case(C::BadRequest, WAYS, &[Accepted], &[TooLarge], REFUSED),
         case(
@@ -492,7 +487,7 @@ classes! {
     a_failed_hand_off_is_recomputed => HandoffFailed,
     a_lost_decode_is_resumed => DecodeLost,
     a_client_that_leaves_leaves_nothing => ClientGone,
-    an_incompatible_pair_is_an_answer => Incompatible,
+    a_worker_that_has_changed_is_passed_over => Incompatible,
     a_bad_request_is_refused => BadRequest,
     a_deadline_is_kept => DeadlineExceeded,
     a_bug_ends_its_run_and_no_other => Bug,

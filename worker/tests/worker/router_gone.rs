@@ -122,12 +122,10 @@ async fn a_prefill_whose_router_died_is_computed_on_only_for_whoever_has_claimed
     let run = Run::new("r", 3000, 6);
     let begun = async |worker: &Worker| {
         let mut events = worker.prefill(run.prefill(worker)).await;
-        loop {
-            match next_prefill(&mut events).await.unwrap() {
-                prefill_event::Event::Lease(lease) => break (events, lease.descriptor.unwrap()),
-                other => panic!("{other:?}"),
-            }
-        }
+        let Some(prefill_event::Event::Lease(lease)) = next_prefill(&mut events).await else {
+            panic!("the lease comes first");
+        };
+        (events, lease.descriptor.unwrap())
     };
     let (deserted, _) = begun(&unclaimed).await;
     let (read, descriptor) = begun(&claimed).await;

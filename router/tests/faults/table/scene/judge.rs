@@ -7,7 +7,7 @@ use baton_router::run::Mode;
 use super::super::{BUG, How, Phase, Played, Then, Way};
 use super::{ANSWER, Scene, queues};
 use crate::double::Seen;
-use crate::router::outcome;
+use crate::router::{outcome, until};
 
 impl Scene {
     /// What the record says, who was cancelled, what is still held, and that the next request is served.
@@ -20,6 +20,7 @@ impl Scene {
             judge_record(&record, &case, self.tokens.len());
         }
         self.cancelled().await;
+        self.card_read_again().await;
         let illegal = if case.then == BUG { 1 } else { 0 };
         let line = format!("baton_illegal_events_total {illegal}\n");
         assert!(self.router.metrics.text().contains(&line), "{case:?}");
@@ -34,6 +35,24 @@ impl Scene {
             "{case:?}: the next request: {last:?}"
         );
         self.router.holds_nothing().await;
+    }
+
+    /// The card of a worker that is not what it says is read again, and no other.
+    async fn card_read_again(&self) {
+        let changed = match self.case.how {
+            How::DecodeRefuses("identity-mismatch") => Some(0),
+            How::PrefillRefuses("identity-mismatch") => Some(2),
+            _ => None,
+        };
+        let expected = |index| 1 + usize::from(changed == Some(index));
+        until("cards are read again", || {
+            let mut workers = self.workers.iter().enumerate();
+            workers.all(|(index, worker)| worker.watched() == expected(index))
+        })
+        .await;
+        if changed.is_some() {
+            self.router.ready(self.workers.len()).await;
+        }
     }
 
     /// Whoever was asked in the attempt that failed was told that it is over.
