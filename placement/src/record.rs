@@ -15,7 +15,7 @@ use baton_protocol::ids::{RunId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 pub use later::LaterDecision;
-pub use life::{Actual, ActualTerms, Fallback, RunOutcome, RunStatus, StateEntry};
+pub use life::{Actual, ActualTerms, Fallback, RunOutcome, RunStatus, StateEntry, TransportLeft};
 pub use made::RecordHead;
 
 use crate::place::{ComputeInputs, DecodeInputs, Filtered, Reason, Terms};

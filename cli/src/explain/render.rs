@@ -1,6 +1,6 @@
 //! A decision record as lines of text. Pure.
 
-use baton_placement::record::{DecisionRecord, Kind, RecordedCandidate};
+use baton_placement::record::{DecisionRecord, Kind, RecordedCandidate, TransportLeft};
 use jiff::Timestamp;
 
 use crate::table::{Align, Table};
@@ -288,6 +288,14 @@ fn end(record: &DecisionRecord) -> Vec<String> {
             bytes(actual.bytes),
             actual.retries
         ));
+        let planned = actual.planned_transport.as_deref();
+        if let Some(planned) = planned.filter(|planned| *planned != transport) {
+            lines.push(format!("  planned was {planned}"));
+        }
+        for left in &actual.transports_left {
+            let TransportLeft { from, to, cause } = left;
+            lines.push(format!("  {from} was left for {to}: {cause}"));
+        }
     }
     if let Some(fallback) = &record.fallback {
         lines.push(format!("fallback: {} at {}", fallback.cause, fallback.at));

@@ -35,7 +35,23 @@ pub struct Actual {
     /// KV moved.
     pub bytes: u64,
     pub transport: Option<String>,
+    /// The transport that the plan was estimated with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned_transport: Option<String>,
+    /// Transports that turned out to be closed to the pair, in the order in which they were left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transports_left: Vec<TransportLeft>,
     pub retries: u32,
+}
+
+/// A transport that was left for the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TransportLeft {
+    pub from: String,
+    pub to: String,
+    /// One word: what was in the way, as the reader says it.
+    pub cause: String,
 }
 
 /// Milliseconds; null where nothing could be observed.

@@ -88,6 +88,12 @@ pub fn decide(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Momen
         return Next::GiveUp;
     }
     match failure.class.action() {
+        // Nobody refused who could be passed over: it is a fact of what is deployed.
+        Action::BackOff
+            if failure.class == FailureClass::Incompatible && failure.worker.is_none() =>
+        {
+            Next::GiveUp
+        }
         Action::BackOff => back_off(failure, spent, allowed, now),
         Action::Replan => replan_or_recompute(spent, allowed),
         Action::RecomputeLocally => {
@@ -264,7 +270,12 @@ mod tests {
     #[test]
     fn a_worker_that_has_changed_is_one_refusal_of_a_search() {
         let mut spent = Spent::default();
-        let changed = failure(FailureClass::Incompatible);
+        let nobody = failure(FailureClass::Incompatible);
+        assert_eq!(
+            decide(&nobody, &mut spent, allowed(), Moment(0)),
+            Next::GiveUp
+        );
+        let changed = nobody.at(&"w".into());
         assert_eq!(
             decide(&changed, &mut spent, allowed(), Moment(0)),
             Next::BackOff(BACK_OFF)

@@ -73,6 +73,9 @@ pub struct Actual {
     pub bytes: u64,
     pub blocks: u32,
     pub transport: Option<String>,
+    /// That the plan was estimated with.
+    pub planned_transport: Option<String>,
+    pub transports_left: Vec<wire::TransportLeft>,
 }
 
 /// Why and when a run left its remote plan.

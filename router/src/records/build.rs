@@ -7,8 +7,10 @@ use baton_placement::place::Decision;
 use baton_placement::policy::Policy;
 use baton_placement::record::{
     Actual, ActualTerms, DecisionRecord, Fallback, RecordHead, RunOutcome, StateEntry,
+    TransportLeft,
 };
 use baton_protocol::ids::Generation;
+use baton_protocol::wire;
 
 use crate::clock::Moment;
 use crate::dispatch::progress::Progress;
@@ -63,6 +65,8 @@ pub fn record(material: Material) -> DecisionRecord {
         },
         bytes: actual.bytes,
         transport: actual.transport.clone(),
+        planned_transport: actual.planned_transport.clone(),
+        transports_left: actual.transports_left.iter().map(left).collect(),
         retries: progress.attempt().saturating_sub(1) + actual.transfer_retries,
     });
     record.assurance = dispatched.then_some(progress.assurance);
@@ -72,6 +76,14 @@ pub fn record(material: Material) -> DecisionRecord {
     });
     record.outcome = Some(outcome);
     record
+}
+
+fn left(left: &wire::TransportLeft) -> TransportLeft {
+    TransportLeft {
+        from: left.from.clone(),
+        to: left.to.clone(),
+        cause: left.cause.clone(),
+    }
 }
 
 fn states(progress: &Progress) -> Vec<StateEntry> {

@@ -13,6 +13,7 @@ mod router;
 #[path = "../../src/fleet/samples.rs"]
 mod samples;
 mod table;
+mod transport;
 
 use baton_placement::fleet::WorkerState;
 use baton_placement::policy::{Overrides, Policy};

@@ -341,6 +341,17 @@ pub(crate) async fn remote_with(
     run: &Run,
     first_by_prefill: bool,
 ) -> Remote {
+    remote_by(prefill, decode, run, first_by_prefill, |_| {}).await
+}
+
+/// The same, with the descriptor changed on its way.
+pub(crate) async fn remote_by(
+    prefill: &Worker,
+    decode: &Worker,
+    run: &Run,
+    first_by_prefill: bool,
+    change: impl Fn(&mut wire::Descriptor),
+) -> Remote {
     let mut came = Remote::default();
     let mut start = run.decode(decode, true);
     start.first_token_by_prefill = first_by_prefill;
@@ -362,7 +373,8 @@ pub(crate) async fn remote_with(
                     came.prefill_events.push(prefill_kind(&event));
                     match event {
                         prefill_event::Event::Lease(lease) => {
-                            let descriptor = lease.descriptor.expect("more than one token");
+                            let mut descriptor = lease.descriptor.expect("more than one token");
+                            change(&mut descriptor);
                             stream.send(decode_request::Message::Descriptor(descriptor)).await;
                         }
                         prefill_event::Event::FirstToken(token) => {

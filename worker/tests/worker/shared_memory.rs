@@ -1,9 +1,10 @@
 //! Hand-offs over shared memory, and what a pair does where it cannot have it.
 
+use baton_protocol::wire;
 use baton_worker::config::{TransportName, WorkerConfig};
 use baton_worker::transport::fault::Fault;
 
-use crate::harness::{Run, With, Worker, config, remote, worker, worker_with};
+use crate::harness::{Run, With, Worker, config, remote, remote_by, worker, worker_with};
 
 fn sharing(name: &str) -> WorkerConfig {
     let mut config = config(name);
@@ -35,6 +36,7 @@ async fn taken(prefill: &Worker, decode: &Worker) -> String {
         assert_eq!(came.tokens, expected, "{name}");
         let moved = came.transferred.expect("it was transferred");
         assert_eq!(moved.blocks as usize, prompt.div_ceil(16));
+        assert_eq!(moved.left, [], "nothing was in the way");
         transport = moved.transport;
     }
     reference.end().await;
@@ -46,6 +48,31 @@ async fn workers_of_one_host_share_memory() {
     let (prefill, decode) = tokio::join!(on("here", "p"), on("here", "d"));
     assert_eq!(offered(&prefill), ["Shm", "Tcp"]);
     assert_eq!(taken(&prefill, &decode).await, "Shm");
+    prefill.end().await;
+    decode.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_is_closed_to_the_pair_is_left_for_tcp_and_the_reason_is_reported() {
+    let (prefill, decode) = tokio::join!(on("here", "p"), on("here", "d"));
+    let run = Run::new("closed", 64, 4);
+    // Nobody listens there.
+    let elsewhere = |descriptor: &mut wire::Descriptor| {
+        for offer in &mut descriptor.transports {
+            if offer.kind == "Shm" {
+                offer.address.push_str("-gone");
+            }
+        }
+    };
+    let came = remote_by(&prefill, &decode, &run, true, elsewhere).await;
+    let moved = came.transferred.expect("it was transferred");
+    assert_eq!(moved.transport, "Tcp");
+    let left = wire::TransportLeft {
+        from: "Shm".to_owned(),
+        to: "Tcp".to_owned(),
+        cause: "socket".to_owned(),
+    };
+    assert_eq!(moved.left, [left]);
     prefill.end().await;
     decode.end().await;
 }

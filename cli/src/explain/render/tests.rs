@@ -44,6 +44,23 @@ Completed (length): 640 tokens in, 32 of them cached, 24 out; first token after 
 }
 
 #[test]
+fn a_transport_that_was_left_is_told_with_its_reason() {
+    let mut record = record();
+    let actual = record.actual.as_mut().unwrap();
+    actual.planned_transport = Some("Shm".to_owned());
+    actual.transports_left =
+        serde_json::from_value(json!([{"from": "Shm", "to": "Tcp", "cause": "credentials"}]))
+            .unwrap();
+    let text = explanation(&record).join("\n");
+    let expected = "\
+moved 14.0 MB by Tcp, 0 retries, Verified
+  planned was Shm
+  Shm was left for Tcp: credentials
+Completed";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn one_line_says_where_and_why_and_what_became_of_it() {
     let mut record = record();
     assert_eq!(

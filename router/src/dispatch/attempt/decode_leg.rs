@@ -98,6 +98,7 @@ impl Attempt {
                 actual.bytes = done.bytes;
                 actual.blocks = done.blocks;
                 actual.transport = Some(done.transport.clone());
+                actual.transports_left.clone_from(&done.left);
                 actual.transfer = Some(done.exposed_milliseconds);
                 actual.transfer_total = Some(done.total_milliseconds);
                 actual.synchronization = Some(done.synchronization_milliseconds);
@@ -110,6 +111,7 @@ impl Attempt {
                 self.commands.push_back(Command::Transferred(done));
             }
             Event::TransferFailed(failed) => {
+                progress.actual.transports_left = failed.left;
                 if let Some(source) = self.source() {
                     let worker = source.worker.clone();
                     let cause = handoff_cause(&failed.cause);

@@ -133,6 +133,7 @@ fn failed_transfer(cause: HandoffFailure) -> decode_event::Event {
         cause: cause.word().to_owned(),
         message: "m".to_owned(),
         verified_blocks: 1,
+        left: Vec::new(),
     })
 }
 

@@ -197,6 +197,8 @@ impl Drive {
     ) -> (Attempt, Held, Clients, Option<(LinkUse, String)>) {
         let now = self.shared.clock.now();
         self.begin_history(&prepared.task);
+        let planned = prepared.link.as_ref().map(|(link, _)| &link.transport);
+        self.progress.actual.planned_transport = planned.filter(|kind| !kind.is_empty()).cloned();
         let Prepared {
             task,
             limits,

@@ -312,6 +312,7 @@ impl Scene {
                     cause: cause.to_owned(),
                     message: "it is not what it should be".to_owned(),
                     verified_blocks: 1,
+                    left: Vec::new(),
                 };
                 self.say(&mut reached, Event::TransferFailed(failed)).await;
                 self.recomputes(&mut reached);

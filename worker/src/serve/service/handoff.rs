@@ -11,6 +11,7 @@ use baton_protocol::wire::{
     self, ChecksumMode as WireChecksum, decode_event::Event, decode_request::Message,
 };
 use futures::{Stream, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
@@ -57,6 +58,8 @@ pub(super) struct Handoff {
     checksum: WireChecksum,
     timeout: Duration,
     first_token: Option<u32>,
+    /// Transports that turned out to be closed to this pair.
+    left: Arc<Mutex<Vec<wire::TransportLeft>>>,
     /// Span of the transfer; empty where nothing is traced.
     transfer_place: String,
     /// When the descriptor came, for the span of the transfer: microseconds since the Unix epoch.
@@ -110,6 +113,7 @@ impl Handoff {
                 milliseconds => Duration::from_millis(milliseconds),
             },
             first_token: None,
+            left: Arc::default(),
             transfer_place: transfer_place.unwrap_or_default(),
             asked: None,
             kv: Kv::Waiting(reservation),
@@ -177,7 +181,8 @@ impl Handoff {
                 Some(match result {
                     Ok(received) => {
                         self.kv = Kv::Ready(reservation);
-                        Step::Answer(Event::TransferCompleted(completed(&received)))
+                        let left = std::mem::take(&mut *self.left.lock());
+                        Step::Answer(Event::TransferCompleted(completed(&received, left)))
                     }
                     Err(failed) => self.failed(
                         reservation,
@@ -204,6 +209,7 @@ impl Handoff {
             cause: cause.word().to_owned(),
             message,
             verified_blocks,
+            left: std::mem::take(&mut *self.left.lock()),
         }))
     }
 
@@ -278,6 +284,7 @@ impl Handoff {
         let card = &self.daemon.card;
         let daemon = Arc::clone(&self.daemon);
         let operation = self.operation.clone();
+        let all_left = Arc::clone(&self.left);
         let on_left = move |left: &Left<'_>| {
             let Left {
                 from,
@@ -287,6 +294,11 @@ impl Handoff {
             } = left;
             tracing::warn!(%operation, from, to, cause = obstacle.word(), %error, "this pair moves KV another way");
             daemon.metrics.transport_left(from, *obstacle);
+            all_left.lock().push(wire::TransportLeft {
+                from: (*from).to_owned(),
+                to: (*to).to_owned(),
+                cause: obstacle.word().to_owned(),
+            });
         };
         let handoff = accept(
             descriptor,
@@ -378,7 +390,7 @@ async fn progress(kv: &mut Kv) -> Progress {
     std::future::pending().await
 }
 
-fn completed(received: &Received) -> wire::TransferCompleted {
+fn completed(received: &Received, left: Vec<wire::TransportLeft>) -> wire::TransferCompleted {
     wire::TransferCompleted {
         bytes: received.bytes,
         blocks: received.blocks,
@@ -387,5 +399,6 @@ fn completed(received: &Received) -> wire::TransferCompleted {
         exposed_milliseconds: received.exposed_milliseconds,
         synchronization_milliseconds: received.synchronization_milliseconds,
         retries: received.retries,
+        left,
     }
 }

@@ -120,6 +120,7 @@ fn a_transfer_begins_when_it_was_asked_for() {
         exposed_milliseconds: 0.01,
         synchronization_milliseconds: 0.005,
         retries: 1,
+        left: Vec::new(),
     });
     trace.reported(&done, 170);
     trace.reported(&Event::DecodeStarted(started()), 180);
@@ -146,6 +147,7 @@ fn what_is_computed_after_a_failed_hand_off_hangs_under_the_next_attempt() {
         cause: "checksum-mismatch".to_owned(),
         message: "block 1".to_owned(),
         verified_blocks: 1,
+        left: Vec::new(),
     });
     trace.reported(&failed, 150);
     let next = traced().parent.child("decode", "2");
