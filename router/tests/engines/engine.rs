@@ -1,7 +1,6 @@
 //! An engine that a test plays byte by byte: an HTTP/1.1 server whose every call is the test's to answer, beside a scripted daemon.
 
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_protocol::card::{Card, Dispatch, Split};
@@ -17,7 +16,6 @@ use crate::router::SOON;
 /// A worker whose engine is called over HTTP.
 pub(crate) struct Engine {
     pub(crate) daemon: Double,
-    pub(crate) address: SocketAddr,
     calls: mpsc::UnboundedReceiver<Call>,
     /// Accepts nothing any more when dropped.
     _listening: tokio_util::task::AbortOnDropHandle<()>,
@@ -54,7 +52,6 @@ impl Engine {
         });
         Self {
             daemon: Double::start(card, ARTIFACT).await,
-            address,
             calls,
             _listening: tokio_util::task::AbortOnDropHandle::new(listening),
         }
@@ -180,9 +177,7 @@ impl Call {
 
     /// The process dies: the connection is reset.
     pub(crate) fn dies(self) {
-        let socket = self.stream.into_std().unwrap();
-        let socket = std::net::TcpStream::from(socket);
-        drop(socket);
+        drop(self.stream);
     }
 
     /// Closes the connection without an answer.

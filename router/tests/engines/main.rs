@@ -20,6 +20,7 @@ mod router;
 #[path = "../../src/fleet/samples.rs"]
 mod samples;
 mod table;
+mod tied;
 mod whole;
 
 use baton_placement::policy::{Overrides, Policy};

@@ -207,3 +207,59 @@ async fn a_policy_may_require_that_every_block_is_checked() {
     assert_eq!(record.filtered.get(&Filter::NotVerified), Some(&1));
     assert!(p.is_idle());
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_is_gone_for_the_engine_that_works_for_it() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    // While the prompt is computed.
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let prefill = p.call().await;
+    reply.abort();
+    prefill.closed().await;
+    assert!(d.is_idle());
+    served.router.holds_nothing().await;
+    // While its KV is fetched, and when the answer has begun: the decode worker gives the blocks back.
+    for begun in [false, true] {
+        let body = BODY.replace("\"stream\":false", "\"stream\":true");
+        let reply = served.post("Disaggregated", "/v1/completions", body);
+        p.call()
+            .await
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+        let mut decode = d.call().await;
+        if begun {
+            decode.begin().await;
+            decode
+                .chunk(b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+                .await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        reply.abort();
+        decode.closed().await;
+        served.router.holds_nothing().await;
+    }
+}
+
+#[tokio::test]
+async fn a_pair_that_fails_again_and_again_is_left_alone() {
+    let mut policy = policy();
+    policy.fallback.local_recompute.max_percent = 100.0;
+    policy.fallback.local_recompute.max_concurrent_per_worker = 10;
+    let failures = policy.topology.breaker.failures;
+    let (served, mut p, mut d) = pair(&policy, NIXL).await;
+    for _ in 0..failures {
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        p.call()
+            .await
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+        d.call().await.answer(500, "application/json", b"{}").await;
+        d.call().await.answer(200, "application/json", ANSWER).await;
+        end(reply).await;
+    }
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    let record = served.record(&end(reply).await.run()).await;
+    assert_eq!(record.filtered.get(&Filter::BreakerOpen), Some(&1));
+    assert!(p.is_idle());
+}

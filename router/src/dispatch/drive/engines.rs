@@ -1,9 +1,10 @@
 //! An attempt on engines over HTTP: its legs, under deadlines, until it ends.
 //!
-//! `relay` passes an answer on; `pull` runs the two legs of which the second fetches from the first.
+//! `relay` passes an answer on; `pull` runs two legs of which the second fetches from the first, `tied` two that meet.
 
 mod pull;
 mod relay;
+mod tied;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use baton_protocol::card::Split;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::{self, State};
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
@@ -22,7 +24,7 @@ use crate::dispatch::decide::Next;
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
 use crate::dispatch::http::engine::Engine;
-use crate::dispatch::http::pool::{Again, Answer};
+use crate::dispatch::http::pool::{Again, Answer, CallError};
 use crate::dispatch::http::verdict::{Asked, of_call};
 use crate::dispatch::progress::{Party, StateDetail};
 use crate::forward::Forward;
@@ -46,6 +48,8 @@ struct OnEngines {
     held: Held,
     link: Option<(LinkUse, String)>,
     called: Called,
+    /// The other leg of two that are tied: it ends, or says why it has failed.
+    beside: Option<BoxFuture<'static, Result<(), Failure>>>,
     /// Something of the answer has gone to the client: no other attempt can take over.
     begun: bool,
 }
@@ -107,6 +111,7 @@ impl Drive {
             held,
             link,
             called,
+            beside: None,
             begun: false,
         };
         let ending = self.legs(&mut attempt).await;
@@ -154,7 +159,13 @@ impl Drive {
                         let parties = (&prefill, &decode);
                         self.pull(&forward, attempt, &source, parties, lease).await
                     }
-                    Split::None | Split::Bootstrap { .. } => Err(Stop::Failed(Failure::new(
+                    Split::Bootstrap { host, port } => {
+                        let bootstrap = (host.as_str(), *port);
+                        let parties = (&prefill, &decode);
+                        self.tied(&forward, attempt, &source, parties, bootstrap)
+                            .await
+                    }
+                    Split::None => Err(Stop::Failed(Failure::new(
                         FailureClass::Incompatible,
                         format!("worker {} hands nothing over", source.worker),
                     ))),
@@ -203,32 +214,48 @@ impl Drive {
     async fn call(
         &self,
         forward: &Forward,
-        attempt: &OnEngines,
+        attempt: &mut OnEngines,
         call: Call<'_>,
     ) -> Result<Answer, Stop> {
-        let engine = call.engine;
+        let calling = self.calling(forward, attempt, call)?;
+        match self.within(call.limit, calling).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                let worker = &call.engine.worker;
+                Err(Stop::Failed(of_call(worker, call.asked, &error)))
+            }
+            Err(stopped) => Err(self.stopped(stopped, call)),
+        }
+    }
+
+    /// A leg that is sent when it is first waited for.
+    fn calling(
+        &self,
+        forward: &Forward,
+        attempt: &OnEngines,
+        call: Call<'_>,
+    ) -> Result<BoxFuture<'static, Result<Answer, CallError>>, Stop> {
+        let engine = call.engine.clone();
         let renamed = (forward.model != engine.model).then_some(engine.model.as_str());
         let body = legs::body(forward, call.body, renamed)
             .map_err(|error| Stop::Failed(Failure::new(FailureClass::Bug, error.to_string())))?;
         let body = Bytes::from(body);
         let leg = match call.asked {
-            Asked::Prefill => Leg::Prefill,
-            Asked::Whole | Asked::Decode => Leg::Decode,
+            Asked::Prefill | Asked::TiedPrefill => Leg::Prefill,
+            Asked::Whole | Asked::Decode | Asked::TiedDecode => Leg::Decode,
         };
         let traceparent = self.trace.traceparent(self.progress.attempt(), leg);
         let operation = call.party.operation.to_string();
         let again = match call.asked {
-            Asked::Decode => Again::Never,
             Asked::Whole | Asked::Prefill => Again::Allowed,
+            Asked::Decode | Asked::TiedPrefill | Asked::TiedDecode => Again::Never,
         };
         self.counted_from_now(attempt, call.party);
-        let request = || engine.request(forward.path, &operation, &traceparent, body.clone());
-        let calling = self.shared.engines.call(&engine.address, again, request);
-        match self.within(call.limit, calling).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(Stop::Failed(of_call(&engine.worker, call.asked, &error))),
-            Err(stopped) => Err(self.stopped(stopped, call)),
-        }
+        let (engines, path) = (self.shared.engines.clone(), forward.path);
+        Ok(Box::pin(async move {
+            let request = || engine.request(path, &operation, &traceparent, body.clone());
+            engines.call(&engine.address, again, request).await
+        }))
     }
 
     /// Its next load report may have been made before the engine had the request; the one after that counts it.
@@ -259,6 +286,29 @@ impl Drive {
         }
     }
 
+    /// As [`Self::within`], unless the other leg fails before.
+    async fn within_both<T>(
+        &self,
+        attempt: &mut OnEngines,
+        call: Call<'_>,
+        limit: Option<Duration>,
+        wanted: impl Future<Output = T>,
+    ) -> Result<T, Stop> {
+        let wanted = self.within(limit, wanted);
+        tokio::pin!(wanted);
+        while let Some(beside) = &mut attempt.beside {
+            tokio::select! {
+                biased;
+                ended = beside => {
+                    attempt.beside = None;
+                    ended.map_err(Stop::Failed)?;
+                }
+                got = &mut wanted => return got.map_err(|stopped| self.stopped(stopped, call)),
+            }
+        }
+        wanted.await.map_err(|stopped| self.stopped(stopped, call))
+    }
+
     fn stopped(&self, stopped: Stopped, call: Call<'_>) -> Stop {
         let worker = &call.party.worker;
         match stopped {
@@ -282,8 +332,10 @@ impl Drive {
         let now = self.shared.clock.now();
         self.tell_link_failed(&failure, attempt);
         let worker = attempt.task.target().worker.clone();
-        // An engine takes the request again at any time: nothing of it is there any more.
-        match self.decide_handoff(&failure, &worker, true, &mut attempt.held) {
+        // An engine takes the request again at any time, whole: but for those that cannot compute a prompt for themselves.
+        let prefill = attempt.called.prefill.as_ref();
+        let open = !prefill.is_some_and(|source| matches!(source.split, Split::Bootstrap { .. }));
+        match self.decide_handoff(&failure, &worker, open, &mut attempt.held) {
             Next::RecomputeInPlace => {
                 info!(cause = failure.cause, %worker, "{}; it is recomputed there", failure.message);
                 self.fell_back(failure.cause, now);
@@ -382,8 +434,10 @@ fn late(worker: &baton_protocol::ids::WorkerId, asked: Asked) -> Failure {
     let why = "it has not answered in time (timeouts of the policy)";
     match asked {
         Asked::Whole => Failure::lost(worker, why, FailureClass::DecodeLost),
-        Asked::Prefill => Failure::lost(worker, why, FailureClass::PrefillLost),
-        Asked::Decode => crate::dispatch::http::verdict::handoff(
+        Asked::Prefill | Asked::TiedPrefill => {
+            Failure::lost(worker, why, FailureClass::PrefillLost)
+        }
+        Asked::Decode | Asked::TiedDecode => crate::dispatch::http::verdict::handoff(
             worker,
             HandoffFailure::Timeout,
             &format!("worker {worker}: {why}"),

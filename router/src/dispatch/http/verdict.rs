@@ -20,14 +20,18 @@ pub enum Asked {
     Prefill,
     /// An answer from another engine's KV.
     Decode,
+    /// The client's own request, by two engines at once: the one that computes.
+    TiedPrefill,
+    /// And the one that generates.
+    TiedDecode,
 }
 
 impl Asked {
     /// The class of losing the engine.
     fn lost(self) -> FailureClass {
         match self {
-            Self::Whole | Self::Decode => FailureClass::DecodeLost,
-            Self::Prefill => FailureClass::PrefillLost,
+            Self::Whole | Self::Decode | Self::TiedDecode => FailureClass::DecodeLost,
+            Self::Prefill | Self::TiedPrefill => FailureClass::PrefillLost,
         }
     }
 }
@@ -61,12 +65,18 @@ pub fn of_refusal(worker: &WorkerId, asked: Asked, refusal: EngineRefusal) -> Ve
     let mut failure = match (asked, status) {
         // Its line is full, or it does not serve yet.
         (_, 408 | 429 | 503) => Failure::new(FailureClass::NoWorker, message),
-        (Asked::Whole, 400..=499) => Failure::new(FailureClass::BadRequest, message),
+        (Asked::Whole | Asked::TiedPrefill | Asked::TiedDecode, 400..=499) => {
+            Failure::new(FailureClass::BadRequest, message)
+        }
         (Asked::Prefill | Asked::Decode, 400..=499) => {
             return Verdict::AskWhole(Failure::new(FailureClass::BadRequest, message).at(worker));
         }
-        (Asked::Decode, _) => handoff(worker, HandoffFailure::EngineFailed, &message),
-        (Asked::Whole | Asked::Prefill, _) => Failure::new(asked.lost(), message),
+        (Asked::Decode | Asked::TiedDecode, _) => {
+            handoff(worker, HandoffFailure::EngineFailed, &message)
+        }
+        (Asked::Whole | Asked::Prefill | Asked::TiedPrefill, _) => {
+            Failure::new(asked.lost(), message)
+        }
     };
     failure = failure.at(worker);
     failure.retry_after = retry_after(&refusal);
@@ -81,8 +91,12 @@ pub fn of_refusal(worker: &WorkerId, asked: Asked, refusal: EngineRefusal) -> Ve
 pub fn of_words(worker: &WorkerId, asked: Asked, words: &str) -> Failure {
     let message = format!("worker {worker} failed: {words}");
     match asked {
-        Asked::Decode => handoff(worker, HandoffFailure::EngineFailed, &message),
-        Asked::Whole | Asked::Prefill => Failure::new(asked.lost(), message).at(worker),
+        Asked::Decode | Asked::TiedDecode => {
+            handoff(worker, HandoffFailure::EngineFailed, &message)
+        }
+        Asked::Whole | Asked::Prefill | Asked::TiedPrefill => {
+            Failure::new(asked.lost(), message).at(worker)
+        }
     }
 }
 
@@ -136,6 +150,11 @@ mod tests {
             (Asked::Decode, 429, NoWorker),
             (Asked::Decode, 500, HandoffFailed),
             (Asked::Decode, 302, HandoffFailed),
+            // Both have the client's own request, so what either says of it is said to the client.
+            (Asked::TiedPrefill, 400, BadRequest),
+            (Asked::TiedPrefill, 500, PrefillLost),
+            (Asked::TiedDecode, 400, BadRequest),
+            (Asked::TiedDecode, 500, HandoffFailed),
         ];
         for (asked, status, class) in table {
             let Verdict::Failed(failure) = of_refusal(&"w".into(), asked, refusal(status)) else {

@@ -87,7 +87,7 @@ impl Drive {
         let answered = self.shared.clock.now();
         let head = head(&answer.head);
         if !head.status.is_success() {
-            return Err(self.refused(answer, head, call, attempt).await);
+            return Err(self.refused(answer, head, call, limits.token).await);
         }
         let body = self
             .within(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_protocol::failure::FailureClass;
-use baton_protocol::lifecycle::{Plan, State};
+use baton_protocol::lifecycle::State;
 use bytes::Bytes;
 
 use super::super::{Drive, Ending};
@@ -40,7 +40,7 @@ impl Drive {
     ) -> Result<Ending, Stop> {
         let head = head(&answer.head);
         if !head.status.is_success() {
-            return Err(self.refused(answer, head, call, attempt).await);
+            return Err(self.refused(answer, head, call, attempt.limits.token).await);
         }
         if head.streams() {
             return self.relay_events(&mut answer, head, call, attempt).await;
@@ -54,9 +54,9 @@ impl Drive {
         mut answer: Answer,
         head: EngineHead,
         call: Call<'_>,
-        attempt: &OnEngines,
+        limit: Duration,
     ) -> Stop {
-        let limit = Some(attempt.limits.token);
+        let limit = Some(limit);
         let body = match self.within(limit, answer.whole(LONGEST_REFUSAL)).await {
             Ok(Ok(body)) => body,
             Ok(Err(why)) => {
@@ -83,9 +83,8 @@ impl Drive {
         let mut kept = Vec::new();
         let mut head = Some(head);
         while let Some(bytes) = self
-            .within(limit, answer.next())
-            .await
-            .map_err(|stopped| self.stopped(stopped, call))?
+            .within_both(attempt, call, limit, answer.next())
+            .await?
         {
             let bytes = bytes.map_err(|error| broke_off(call, &error.to_string()))?;
             if kept.len() + bytes.len() <= COUNTED {
@@ -120,8 +119,10 @@ impl Drive {
             } else {
                 first_event(call.asked, &limits)
             };
-            let next = self.within(Some(limit), answer.next()).await;
-            let Some(bytes) = next.map_err(|stopped| self.stopped(stopped, call))? else {
+            let next = self
+                .within_both(attempt, call, Some(limit), answer.next())
+                .await?;
+            let Some(bytes) = next else {
                 break;
             };
             let bytes = bytes.map_err(|error| broke_off(call, &error.to_string()))?;
@@ -192,7 +193,15 @@ impl Drive {
         if self.progress.heard_of(State::DecodeStarted) {
             return;
         }
-        if attempt.task.plan() == Plan::Remote {
+        if let Some(source) = attempt.task.source().cloned() {
+            self.infer(
+                &[
+                    State::PrefillStarted,
+                    State::PrefillCompleted,
+                    State::KvPublished,
+                ],
+                &source,
+            );
             self.infer(
                 &[State::KvTransferStarted, State::KvTransferCompleted],
                 party,
@@ -223,10 +232,17 @@ impl Drive {
 }
 
 /// The longest wait for the first event, from the head on.
-fn first_event(asked: Asked, limits: &crate::dispatch::attempt::Limits) -> Duration {
+pub(super) fn first_event(asked: Asked, limits: &crate::dispatch::attempt::Limits) -> Duration {
     match asked {
-        Asked::Whole | Asked::Prefill => {
+        Asked::Whole | Asked::Prefill | Asked::TiedPrefill => {
             limits.reserve + limits.prefill_start + limits.prefill + limits.decode_start
+        }
+        Asked::TiedDecode => {
+            limits.reserve
+                + limits.prefill_start
+                + limits.prefill
+                + limits.transfer
+                + limits.decode_start
         }
         Asked::Decode => limits.reserve + limits.transfer + limits.decode_start,
     }
@@ -236,11 +252,13 @@ fn broke_off(call: Call<'_>, why: &str) -> Stop {
     let worker = &call.engine.worker;
     Stop::Failed(match call.asked {
         // Before anything of the answer was here; after that the class makes no difference.
-        Asked::Decode => crate::dispatch::http::verdict::handoff(
+        Asked::Decode | Asked::TiedDecode => crate::dispatch::http::verdict::handoff(
             worker,
             baton_protocol::failure::HandoffFailure::SourceLost,
             &format!("worker {worker}: {why}"),
         ),
-        Asked::Whole | Asked::Prefill => Failure::lost(worker, why, FailureClass::DecodeLost),
+        Asked::Whole | Asked::Prefill | Asked::TiedPrefill => {
+            Failure::lost(worker, why, FailureClass::DecodeLost)
+        }
     })
 }

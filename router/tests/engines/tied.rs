@@ -1,0 +1,184 @@
+//! The hand-off whose two legs meet: both engines get the request at once, and one's failure is the other's end.
+
+use baton_placement::policy::{Assurance, Policy};
+use baton_placement::record::RunStatus;
+use baton_protocol::card::{Role, Split};
+
+use crate::engine::Engine;
+use crate::front::{Served, end};
+use crate::{policy, samples};
+
+const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1}"#;
+const STREAM: &str =
+    "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+
+/// Engines that can do their own half only, as servers of SGLang in either mode.
+async fn halves(policy: &Policy) -> (Served, Engine, Engine) {
+    let split = Split::Bootstrap {
+        host: "10.0.0.7".into(),
+        port: 8998,
+    };
+    let mut prefill = samples::prefill_card("p");
+    prefill.roles = vec![Role::Prefill];
+    let mut decode = samples::card("d");
+    decode.roles = vec![Role::Decode];
+    let p = Engine::start(prefill, split.clone()).await;
+    let d = Engine::start(decode, split).await;
+    let served = Served::start(policy, &[&p, &d]).await;
+    (served, p, d)
+}
+
+#[tokio::test]
+async fn both_engines_get_the_request_at_once_with_one_room() {
+    let (served, mut p, mut d) = halves(&policy()).await;
+    let mut rooms = Vec::new();
+    for _ in 0..2 {
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        // Neither answers before the other has its leg.
+        let (prefill, mut decode) = tokio::join!(p.call(), d.call());
+        assert_eq!(prefill.body, decode.body);
+        let body = decode.json();
+        assert_eq!(
+            (&body["bootstrap_host"], &body["bootstrap_port"]),
+            (&"10.0.0.7".into(), &8998.into())
+        );
+        assert_eq!(
+            (&body["max_tokens"], &body["stream"]),
+            (&8.into(), &true.into())
+        );
+        let room = body["bootstrap_room"].as_u64().unwrap();
+        assert!(room > 1 && room < 1 << 63);
+        rooms.push(room);
+        decode.begin().await;
+        prefill
+            .answer(200, "text/event-stream", STREAM.as_bytes())
+            .await;
+        decode.chunk(STREAM.as_bytes()).await;
+        decode.end().await;
+        let reply = end(reply).await;
+        assert_eq!(
+            reply.text(),
+            STREAM,
+            "once, and from the engine that generates"
+        );
+        let record = served.record(&reply.run()).await;
+        assert_eq!(record.assurance, Some(Assurance::EngineTrusted));
+        let inferred: Vec<&str> = record
+            .states
+            .iter()
+            .filter(|state| state.inferred)
+            .map(|state| state.state.as_str())
+            .collect();
+        let expected = [
+            "prefill_started",
+            "prefill_completed",
+            "kv_published",
+            "kv_transfer_started",
+            "kv_transfer_completed",
+            "decode_started",
+        ];
+        assert_eq!(inferred, expected);
+        served.router.holds_nothing().await;
+    }
+    assert_ne!(rooms[0], rooms[1]);
+}
+
+#[tokio::test]
+async fn when_one_leg_fails_the_other_is_cancelled_and_the_next_try_has_its_own_room() {
+    let (served, mut p, mut d) = halves(&policy()).await;
+    for fault in 0..5 {
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        let (prefill, decode) = tokio::join!(p.call(), d.call());
+        let room = decode.json()["bootstrap_room"].clone();
+        match fault {
+            0 => {
+                prefill.hang_up().await;
+                decode.closed().await;
+            }
+            1 => {
+                prefill.answer(500, "application/json", b"{}").await;
+                decode.closed().await;
+            }
+            2 => {
+                decode.hang_up().await;
+                prefill.closed().await;
+            }
+            3 => {
+                decode.answer(500, "application/json", b"{}").await;
+                prefill.closed().await;
+            }
+            _ => {
+                let mut decode = decode;
+                decode.begin().await;
+                decode
+                    .chunk(b"data: {\"error\":{\"message\":\"KVTransferError\"}}\n\n")
+                    .await;
+                prefill.closed().await;
+            }
+        }
+        let (prefill, mut decode) = tokio::join!(p.call(), d.call());
+        assert_ne!(decode.json()["bootstrap_room"], room, "a room is used once");
+        assert!(decode.header("x-request-id").unwrap() != "");
+        decode.begin().await;
+        decode.chunk(STREAM.as_bytes()).await;
+        decode.end().await;
+        let reply = end(reply).await;
+        assert_eq!(reply.text(), STREAM, "fault {fault}");
+        drop(prefill);
+        served.router.holds_nothing().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_either_engine_refuses_is_refused() {
+    let (served, mut p, mut d) = halves(&policy()).await;
+    let body = br#"{"error":{"message":"too long"}}"#;
+    for by_prefill in [true, false] {
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        let (prefill, decode) = tokio::join!(p.call(), d.call());
+        let (refuses, other) = if by_prefill {
+            (prefill, decode)
+        } else {
+            (decode, prefill)
+        };
+        refuses.answer(400, "application/json", body).await;
+        other.closed().await;
+        let reply = end(reply).await;
+        assert_eq!(
+            (reply.status, reply.body.as_slice()),
+            (400, body.as_slice())
+        );
+        assert!(p.is_idle() && d.is_idle());
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_given_up_ends_the_answer_that_has_begun_on_it() {
+    let (served, mut p, mut d) = halves(&policy()).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let (prefill, mut decode) = tokio::join!(p.call(), d.call());
+    decode.begin().await;
+    let first = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
+    decode.chunk(first.as_bytes()).await;
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    prefill.answer(500, "application/json", b"{}").await;
+    decode.closed().await;
+    let reply = end(reply).await;
+    let text = reply.text();
+    assert!(
+        text.starts_with(first) && text.contains("event: error") && !text.contains("[DONE]"),
+        "{text}"
+    );
+    let record = served.record(&reply.run()).await;
+    assert_eq!(record.outcome.unwrap().status, RunStatus::Failed);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_closes_both_connections() {
+    let (served, mut p, mut d) = halves(&policy()).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let (prefill, decode) = tokio::join!(p.call(), d.call());
+    reply.abort();
+    tokio::join!(prefill.closed(), decode.closed());
+    served.router.holds_nothing().await;
+}
