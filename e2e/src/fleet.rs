@@ -102,7 +102,30 @@ impl Fleet {
         Self::start(tempfile::tempdir()?, file, &[]).await
     }
 
+    /// A fleet whose processes take long to start.
+    ///
+    /// # Errors
+    /// It does not become ready within that time.
+    pub async fn slow(text: &str, within: Duration, variables: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("fleet.yaml");
+        std::fs::write(&file, text)?;
+        let seconds = within.as_secs().to_string();
+        let mut variables = variables.to_vec();
+        variables.push(("BATON_READY_SECONDS", &seconds));
+        Self::within(folder, &file, within, &variables).await
+    }
+
     async fn start(folder: TempDir, file: &Path, variables: &[(&str, &str)]) -> Result<Self> {
+        Self::within(folder, file, READY, variables).await
+    }
+
+    async fn within(
+        folder: TempDir,
+        file: &Path,
+        patience: Duration,
+        variables: &[(&str, &str)],
+    ) -> Result<Self> {
         let state = folder.path().join("state");
         let arguments = [
             "up",
@@ -116,7 +139,7 @@ impl Fleet {
             path(&state)?,
         ];
         let mut up = Process::start("baton", folder.path(), &arguments, variables)?;
-        let ready = wait::until("baton up is ready", READY, async || {
+        let ready = wait::until("baton up is ready", patience, async || {
             if let Some(status) = up.ended() {
                 return Ok(Err(anyhow!("baton up ended with {status}")));
             }

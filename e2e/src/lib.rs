@@ -12,6 +12,7 @@
 //! - [`simulation`]: production engines and placement in simulated time.
 //! - [`cluster`]: a real Kubernetes.
 //! - [`collector`]: of traces.
+//! - [`vllm`]: real vLLM servers, where this machine has them.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
@@ -30,6 +31,7 @@ pub mod prompts;
 pub mod record;
 pub mod simulated_network;
 pub mod simulation;
+pub mod vllm;
 pub mod wait;
 
 /// Runs a scenario to its end on a runtime of its own and fails the test with the whole chain of causes.

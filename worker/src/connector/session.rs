@@ -216,8 +216,12 @@ impl Life {
                 salt,
                 descriptor,
             } => {
-                self.takings
-                    .begin(service, request, tokens, &salt, descriptor);
+                let said = self
+                    .takings
+                    .begin(service, &request, tokens, &salt, descriptor);
+                if let Some(said) = said {
+                    self.say(Half::Worker, said);
+                }
                 None
             }
             FromEngine::Collect { request } => self.takings.collect(request),

@@ -1,6 +1,6 @@
 //! Prompts that were computed elsewhere: each is read into the pool and proven there, then lies until the engine has copied it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use futures::future::{AbortHandle, Abortable, BoxFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
 
 use super::message::ToEngine;
 use super::{Service, descriptor};
@@ -27,6 +28,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Broken connections and calls that are tried again.
 const RETRIES: u32 = 3;
 
+/// The engine's halves speak over two connections: how long one waits for what the other is about to say.
+const ABOUT_TO: Duration = Duration::from_secs(5);
+
 /// One prompt under way.
 #[derive(Debug)]
 struct Taking {
@@ -37,6 +41,8 @@ struct Taking {
 
 #[derive(Debug)]
 enum State {
+    /// It was asked for, and has not been begun.
+    Unknown,
     Reading(AbortHandle),
     Proven(Reservation),
     /// The engine copies it: held, not looked at.
@@ -66,35 +72,40 @@ impl From<Refused> for NotRead {
 pub(super) struct Takings {
     all: HashMap<String, Taking>,
     reading: FuturesUnordered<Abortable<BoxFuture<'static, Outcome>>>,
+    /// Those that were unknown when they were asked for, oldest first, and until when they may be.
+    unknown: VecDeque<(Instant, String)>,
 }
 
 impl Takings {
-    /// Begins to read.
+    /// Begins to read. What the engine hears of it, where it waits and there is nothing to wait for.
     pub(super) fn begin(
         &mut self,
         service: &Service,
-        request: String,
+        request: &str,
         tokens: Vec<u32>,
         salt: &str,
         descriptor: Value,
-    ) {
-        if self.all.len() >= MOST || self.all.contains_key(&request) {
-            tracing::warn!(%request, takings = self.all.len(), "not taken: too many at once");
-            return;
-        }
-        let state = match self.read(service, &request, tokens, salt, descriptor) {
+    ) -> Option<ToEngine> {
+        let collected = match self.all.get(request) {
+            None if self.all.len() < MOST => false,
+            Some(taking) if matches!(taking.state, State::Unknown) => true,
+            _ => {
+                tracing::warn!(%request, takings = self.all.len(), "not taken: known already, or too many at once");
+                return None;
+            }
+        };
+        let state = match self.read(service, request, tokens, salt, descriptor) {
             Ok(abort) => State::Reading(abort),
-            Err(NotRead::Refused(refused)) => State::Failed(failed(service, &request, &refused)),
+            Err(NotRead::Refused(refused)) => State::Failed(failed(service, request, &refused)),
             Err(NotRead::Full(full)) => {
                 tracing::warn!(%request, %full, "not taken: the engine computes the prompt");
                 State::Failed(full.to_string())
             }
         };
-        let taking = Taking {
-            state,
-            collected: false,
-        };
-        self.all.insert(request, taking);
+        self.all
+            .insert(request.to_owned(), Taking { state, collected });
+        // What failed at once and is waited for.
+        collected.then(|| self.outcome(request)).flatten()
     }
 
     fn read(
@@ -169,8 +180,25 @@ impl Takings {
 
     /// The next end of a reading, and what the engine hears of it. Never ends while there is none; may be dropped and called again.
     pub(super) async fn next(&mut self, service: &Service) -> Option<ToEngine> {
-        let Some(ended) = self.reading.next().await else {
-            return std::future::pending().await;
+        let oldest = self.unknown.front().map(|(until, _)| *until);
+        let expired = async {
+            match oldest {
+                Some(until) => sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            Some(ended) = self.reading.next() => ended,
+            () = expired => {
+                let (_, request) = self.unknown.pop_front()?;
+                let unknown = |taking: &Taking| matches!(taking.state, State::Unknown);
+                if self.all.get(&request).is_none_or(|taking| !unknown(taking)) {
+                    return None;
+                }
+                self.all.remove(&request);
+                let why = "it is not being taken".to_owned();
+                return Some(ToEngine::Failed { request, why });
+            }
         };
         // Aborted ones have been forgotten already.
         let (request, result) = ended.ok()?;
@@ -192,8 +220,18 @@ impl Takings {
     /// The engine has blocks for it and waits.
     pub(super) fn collect(&mut self, request: String) -> Option<ToEngine> {
         let Some(taking) = self.all.get_mut(&request) else {
-            let why = "it is not being taken".to_owned();
-            return Some(ToEngine::Failed { request, why });
+            if self.all.len() >= MOST {
+                let why = format!("{MOST} prompts are taken at once");
+                return Some(ToEngine::Failed { request, why });
+            }
+            let unknown = Taking {
+                state: State::Unknown,
+                collected: true,
+            };
+            self.unknown
+                .push_back((Instant::now() + ABOUT_TO, request.clone()));
+            self.all.insert(request, unknown);
+            return None;
         };
         taking.collected = true;
         self.outcome(&request)
@@ -238,7 +276,7 @@ impl Takings {
             State::Told { .. } => return None,
             // Its lease runs out at its owner: that is as long as a reader may be slow anyway.
             State::Reading(abort) => abort.abort(),
-            State::Proven(_) | State::Failed(_) => {}
+            State::Unknown | State::Proven(_) | State::Failed(_) => {}
         }
         let taking = self.all.remove(request)?;
         taking.collected.then(|| ToEngine::Failed {

@@ -273,9 +273,8 @@ impl Engine {
     }
 
     fn take(&mut self, request: &str, count: u32, descriptor: &Value) -> Value {
+        // Over two connections: which of them the daemon reads first is not known.
         self.scheduler.say(&json!({"type": "take", "request": request, "tokens": tokens(count), "salt": "", "descriptor": descriptor}));
-        // Over another connection, as vLLM's worker does some time later: until then the daemon does not know of it.
-        std::thread::sleep(Duration::from_millis(200));
         self.worker
             .say(&json!({"type": "collect", "request": request}));
         self.worker.hear()
@@ -366,16 +365,16 @@ async fn an_engine_that_dies_leaves_nothing() {
     drop(prefill);
     until("the daemon hears of it", || *source.told.gone.lock() == 1).await;
     until("all blocks are free", || source.pool.counts().free == 16).await;
-    for descriptor in [&sealed, &opened] {
-        let failed = decode.take("late", 8, descriptor);
+    for (name, descriptor) in [("late", &sealed), ("later", &opened)] {
+        let failed = decode.take(name, 8, descriptor);
         let why = failed["why"].as_str().expect("words");
         assert!(!why.is_empty() && failed["type"] == "failed", "{failed}");
-        // An id is used once.
-        decode
-            .scheduler
-            .say(&json!({"type": "cancel", "request": "late"}));
-        std::thread::sleep(Duration::from_millis(100));
     }
+    decode
+        .worker
+        .say(&json!({"type": "collect", "request": "nobody's"}));
+    let failed = decode.worker.hear();
+    assert_eq!(failed["request"], "nobody's", "{failed}");
     drop(decode);
     until("the reader's blocks are free too", || {
         target.pool.counts().free == 16

@@ -1,0 +1,364 @@
+//! Real vLLM servers under `baton up`, where this machine has vLLM: `e2e/engines/vllm`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::binaries::repository;
+use crate::fleet::Fleet;
+use crate::http::Client;
+use crate::metrics::Metrics;
+use crate::{skipped, wait};
+
+/// Two servers import, load and compile on two cores: 80 s on an idle machine, minutes beside other work.
+const READY: Duration = Duration::from_secs(900);
+/// What the machine has none of.
+const NOT_HERE: i32 = 3;
+/// Metrics are written once a step or second.
+const SOON: Duration = Duration::from_secs(30);
+
+/// The model's name in the examples.
+pub const MODEL: &str = "tiny";
+/// Tokens of a block: the least that vLLM has on a processor.
+pub const BLOCK: u64 = 32;
+
+/// vLLM, and a model for it.
+#[derive(Debug)]
+pub struct Vllm {
+    program: PathBuf,
+    model: PathBuf,
+    _folder: TempDir,
+}
+
+impl Vllm {
+    /// What this machine has; says why it has nothing.
+    ///
+    /// # Errors
+    /// It has vLLM, and no model can be made.
+    pub fn found() -> Result<Option<Self>> {
+        let path = run(&["path"])?;
+        if path.status.code() == Some(NOT_HERE) {
+            skipped(String::from_utf8_lossy(&path.stderr).trim());
+            return Ok(None);
+        }
+        let folder = tempfile::tempdir()?;
+        let model = folder.path().join("model");
+        let name = crate::fleet::path(&model)?;
+        well(&run(&["model", name])?)?;
+        Ok(Some(Self {
+            program: PathBuf::from(well(&path)?),
+            model,
+            _folder: folder,
+        }))
+    }
+
+    /// The Python of vLLM's environment.
+    pub fn python(&self) -> PathBuf {
+        self.program.with_file_name("python")
+    }
+
+    /// The fleet of an example: one server that prefills, one that decodes, each with its daemon. `args` goes to both servers.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn pair(
+        &self,
+        example: &str,
+        args: &str,
+        variables: &[(&str, &str)],
+    ) -> Result<Fleet> {
+        let file = repository().join("examples").join(example);
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let model = crate::fleet::path(&self.model)?;
+        let mut changed = text.replace("/tmp/baton-tiny-model", model);
+        for (marker, added) in [
+            ("args: [", format!("args: [{args}, ")),
+            // Its own endpoints, which a user's server has not: to forget the cache.
+            (
+                "env:\n",
+                "env:\n    - {name: VLLM_SERVER_DEV_MODE, value: \"1\"}\n".to_owned(),
+            ),
+        ] {
+            ensure!(changed.contains(marker), "{example} has no {marker}");
+            changed = changed.replace(marker, &added);
+        }
+        let program = crate::fleet::path(&self.program)?;
+        let mut variables = variables.to_vec();
+        variables.push(("BATON_VLLM", program));
+        Fleet::slow(&changed, READY, &variables).await
+    }
+}
+
+fn run(arguments: &[&str]) -> Result<Output> {
+    let program = repository().join("e2e/engines/vllm");
+    Command::new(&program)
+        .args(arguments)
+        .output()
+        .with_context(|| program.display().to_string())
+}
+
+fn well(output: &Output) -> Result<String> {
+    if !output.status.success() {
+        bail!(
+            "e2e/engines/vllm: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// One server of a fleet, asked directly.
+#[derive(Clone, Copy, Debug)]
+pub struct Server {
+    pub client: Client,
+}
+
+impl Server {
+    /// That of a worker of this pool.
+    ///
+    /// # Errors
+    /// `baton up` has none.
+    pub fn of(fleet: &Fleet, pool: &str) -> Result<Self> {
+        let engines = fleet.processes()?;
+        let found = engines
+            .iter()
+            .find(|process| process.role == "engine" && process.name.starts_with(pool))
+            .with_context(|| format!("no server of {pool} in {engines:?}"))?;
+        let address = found.address.trim_start_matches("http://");
+        Ok(Self {
+            client: Client::new(address.parse().with_context(|| found.address.clone())?),
+        })
+    }
+
+    /// Its metrics.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        Metrics::parse(&self.client.get("/metrics").await?.well()?.text())
+    }
+
+    /// Prompt tokens whose KV came from elsewhere, since it started.
+    ///
+    /// # Errors
+    /// Its metrics cannot be read.
+    pub async fn transferred_tokens(&self) -> Result<f64> {
+        let source = [("source", "external_kv_transfer")];
+        Ok(self
+            .metrics()
+            .await?
+            .count("vllm:prompt_tokens_by_source_total", &source))
+    }
+
+    /// Waits until that is at least so many.
+    ///
+    /// # Errors
+    /// It is not.
+    pub async fn has_transferred(&self, tokens: f64) -> Result<()> {
+        wait::until("tokens were transferred", SOON, async || {
+            match self.transferred_tokens().await {
+                Ok(found) if found >= tokens => Ok(()),
+                other => Err(format!("{other:?}, {tokens} are due")),
+            }
+        })
+        .await
+    }
+
+    /// Forgets what it has cached (a development endpoint).
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn forget(&self) -> Result<()> {
+        wait::until("the cache is reset", SOON, async || {
+            let answer = self
+                .client
+                .post("/reset_prefix_cache", &[], &json!({}))
+                .await
+                .map_err(|error| error.to_string())?;
+            // Not while requests hold blocks.
+            let done = answer.json().is_ok_and(|answer| answer["success"] == true);
+            done.then_some(()).ok_or_else(|| answer.text())
+        })
+        .await
+    }
+}
+
+/// An answer of which nothing is left that may differ between two answers to one question: ids, times, what was cached.
+pub fn comparable(mut answer: Value) -> Value {
+    strip(&mut answer);
+    answer
+}
+
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for name in [
+                "id",
+                "created",
+                "prompt_tokens_details",
+                "kv_transfer_params",
+            ] {
+                fields.remove(name);
+            }
+            fields.values_mut().for_each(strip);
+        }
+        Value::Array(list) => list.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+/// Where two values differ, with both; numbers may differ by what another order of additions makes of them.
+pub fn differences(left: &Value, right: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    compare("", left, right, &mut found);
+    found
+}
+
+/// Log-probabilities in 32 bits differ by less than this with how a prompt is cut into steps, and by more with any other KV.
+const ROUNDING: f64 = 1e-3;
+
+fn compare(at: &str, left: &Value, right: &Value, found: &mut Vec<String>) {
+    match (left, right) {
+        (Value::Object(first), Value::Object(second)) => {
+            let mut names: Vec<&String> = first.keys().chain(second.keys()).collect();
+            names.sort();
+            names.dedup();
+            for name in names {
+                let null = Value::Null;
+                let (left, right) = (
+                    first.get(name).unwrap_or(&null),
+                    second.get(name).unwrap_or(&null),
+                );
+                compare(&format!("{at}.{name}"), left, right, found);
+            }
+        }
+        (Value::Array(first), Value::Array(second)) if first.len() == second.len() => {
+            for (index, (left, right)) in first.iter().zip(second).enumerate() {
+                compare(&format!("{at}[{index}]"), left, right, found);
+            }
+        }
+        (Value::Number(first), Value::Number(second)) if first.is_f64() || second.is_f64() => {
+            let number = |value: &serde_json::Number| value.as_f64().unwrap_or(f64::NAN);
+            if (number(first) - number(second)).abs() > ROUNDING {
+                found.push(format!("{at}: {left} and {right}"));
+            }
+        }
+        _ if left == right => {}
+        _ => found.push(format!("{at}: {left} and {right}")),
+    }
+}
+
+/// The events of a stream as one answer: how tokens are spread over events differs from stream to stream.
+///
+/// # Errors
+/// An event that is none, or a stream without its last one.
+pub fn assembled(events: &[String]) -> Result<Value> {
+    let (last, events) = events.split_last().context("no event")?;
+    ensure!(last == "[DONE]", "the stream ends with {last}");
+    let mut whole = json!({"choices": {}});
+    for event in events {
+        let event: Value = serde_json::from_str(event).with_context(|| event.clone())?;
+        for (name, value) in event.as_object().context("no object")? {
+            if name != "choices" {
+                whole[name] = value.clone();
+            }
+        }
+        for choice in event["choices"].as_array().context("no choices")? {
+            add(&mut whole["choices"][choice["index"].to_string()], choice);
+        }
+    }
+    Ok(whole)
+}
+
+/// Texts and lists grow, everything else is the last that was said.
+fn add(whole: &mut Value, part: &Value) {
+    match (&mut *whole, part) {
+        (Value::Object(fields), Value::Object(parts)) => {
+            for (name, part) in parts {
+                add(fields.entry(name.as_str()).or_insert(Value::Null), part);
+            }
+        }
+        (Value::String(text), Value::String(part)) => text.push_str(part),
+        (Value::Array(list), Value::Array(part)) => list.extend(part.iter().cloned()),
+        (_, Value::Null) => {}
+        _ => *whole = part.clone(),
+    }
+}
+
+/// Runs the plug-in's own tests in vLLM's environment, and returns what they said.
+///
+/// # Errors
+/// One of them failed.
+pub fn plug_in_tests(vllm: &Vllm) -> Result<String> {
+    let folder = repository().join("worker/connectors/vllm");
+    let output = Command::new(vllm.python())
+        .args([
+            "-B",
+            "-W",
+            "error::SyntaxWarning",
+            "-m",
+            "unittest",
+            "discover",
+            "-s",
+            "tests",
+            "-t",
+            ".",
+        ])
+        .current_dir(Path::new(&folder))
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{said}");
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_named_and_what_may_is_not() {
+        let left =
+            json!({"id": "a", "choices": [{"text": "x", "logprobs": [-0.5, null]}], "extra": null});
+        let mut right =
+            json!({"id": "b", "choices": [{"text": "x", "logprobs": [-0.500_000_1, null]}]});
+        let all =
+            |right: &Value| differences(&comparable(left.clone()), &comparable(right.clone()));
+        assert_eq!(all(&right), Vec::<String>::new());
+        right["choices"][0]["text"] = "y".into();
+        right["choices"][0]["logprobs"][0] = (-0.6).into();
+        let found = all(&right);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found
+                .iter()
+                .any(|line| line.starts_with(".choices[0].text: ")),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_stream_is_one_answer_however_it_is_cut() {
+        let of = |texts: &[&str]| {
+            let mut events: Vec<String> = texts
+                .iter()
+                .map(|text| {
+                    json!({"choices": [{"index": 0, "text": text, "finish_reason": null}]})
+                        .to_string()
+                })
+                .collect();
+            events.push(
+                json!({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}).to_string(),
+            );
+            events.push(json!({"choices": [], "usage": {"n": 2}}).to_string());
+            events.push("[DONE]".to_owned());
+            assembled(&events).expect("a stream")
+        };
+        assert_eq!(of(&["a", "b"]), of(&["ab"]));
+        assert_eq!(of(&["ab"])["choices"]["0"]["finish_reason"], "stop");
+        assert!(assembled(&["{}".to_owned()]).is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! Baton's connector: every block is checked, and what cannot be proven is computed anew.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::record::Record;
+use baton_e2e::vllm::{Server, Vllm};
+use baton_e2e::{told, wait};
+
+use super::equal::{self, Question, ask, prompt, same};
+use super::odd;
+
+/// Prefill workers' daemons flip a byte of the third block that they send: the first hand-off has at least so many.
+const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
+/// A step computes eight blocks at most: a prompt of 600 words takes several, and its blocks are on their way before the last.
+const ARGS: &str = "--max-num-batched-tokens, \"256\"";
+/// Longer than a lease, and than vLLM's own patience with a hand-off.
+const SETTLED: Duration = Duration::from_secs(90);
+
+/// # Errors
+/// What does not hold.
+pub async fn connector(vllm: &Vllm) -> Result<()> {
+    let fleet = vllm
+        .pair("vllm-cpu-baton-connector.yaml", ARGS, &[FAULT])
+        .await?;
+    a_flipped_byte_is_computed_anew(&fleet).await?;
+    told("a flipped byte was found, and the prompt computed anew");
+    equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
+    equal::a_repeated_prompt_is_credited(&fleet, 50).await?;
+    odd::requests_answer_as_they_do_directly(&fleet, &[None, Some("Disaggregated")]).await?;
+    nothing_is_held(&fleet).await?;
+    fleet.end().await
+}
+
+async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
+    let decode = Server::of(fleet, "decode")?;
+    let question = Question::completion(prompt(90, 120));
+    let through = ask(&fleet.api, &question, Some("Disaggregated")).await?;
+    let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
+    same(&question, &direct, &through)?;
+    // Counted as transferred only if it was used.
+    let transferred = decode.transferred_tokens().await?;
+    let tokens = through.body["usage"]["prompt_tokens"]
+        .as_f64()
+        .unwrap_or(0.0);
+    ensure!(tokens > 96.0, "{tokens} tokens are fewer than three blocks");
+    let record = Record::of(&fleet.admin, through.run()?).await?;
+    ensure!(record.kind()? == "Remote", "{}", record.0);
+    told(&format!(
+        "the flipped block's {tokens} tokens: vLLM counts {transferred} as transferred"
+    ));
+    let log = std::fs::read_to_string(fleet.state().join("logs/decode-0.log"))?;
+    ensure!(
+        log.contains("checksum-mismatch"),
+        "the daemon does not tell of it: {log}"
+    );
+    Ok(())
+}
+
+async fn nothing_is_held(fleet: &Fleet) -> Result<()> {
+    wait::until("no daemon holds a block", SETTLED, async || {
+        match fleet.idle(Duration::from_secs(1)).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(format!("{error:#}")),
+        }
+    })
+    .await
+}
