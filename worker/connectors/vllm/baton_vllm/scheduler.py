@@ -116,6 +116,9 @@ class SchedulerSide:
             if not self._daemon.send({"type": "open", **about}):
                 handing.refused = True
         elif self._consumes and isinstance(descriptor := params.get(KEY), dict):
+            # vLLM makes a request of one token of each that was aborted before it began: nothing is read for it.
+            if descriptor.get("tokens") != len(tokens):
+                return
             if self._daemon.send({"type": "take", **about, "descriptor": descriptor}):
                 with self._lock:
                     self._taking[request.request_id] = _Taking(len(tokens))

@@ -11,7 +11,7 @@ from typing import Any
 from baton_vllm.memory import Shape, Shared
 from baton_vllm.wire import Decoder, Message, encode
 
-DESCRIPTOR = {"version": 1, "lease": "00"}
+DESCRIPTOR = {"version": 1, "lease": "00", "tokens": 10}
 
 
 def until(what: str, holds: Callable[[], Any], seconds: float = 20) -> None:

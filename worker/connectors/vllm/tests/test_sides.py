@@ -97,11 +97,17 @@ class Scheduler(unittest.TestCase):
         self.assertEqual(self.side.matched(prompt, 4), (0, False))
 
     def test_a_prompt_that_is_cached_needs_nobody(self) -> None:
-        prompt = request("r", 8, REMOTE_PREFILL)
+        prompt = request("r", 10, REMOTE_PREFILL)
         self.side.arrived(prompt)
-        self.assertEqual(self.side.matched(prompt, 8), (0, False))
-        self.side.allocated(prompt, [20, 21], 0)
+        self.assertEqual(self.side.matched(prompt, 10), (0, False))
+        self.side.allocated(prompt, [20, 21, 22], 0)
         until("its reading is cancelled", lambda: self.daemon.kinds()[-1:] == ["cancel"])
+
+    def test_another_prompt_takes_nothing(self) -> None:
+        prompt = request("r", 9, REMOTE_PREFILL)
+        self.side.arrived(prompt)
+        self.assertEqual(self.side.matched(prompt, 0), (0, False))
+        self.assertNotIn("take", self.daemon.kinds())
 
     def test_without_a_daemon_everything_is_computed_here(self) -> None:
         self.daemon.close()
