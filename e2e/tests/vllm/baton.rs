@@ -20,7 +20,7 @@ const SETTLED: Duration = Duration::from_secs(90);
 
 /// # Errors
 /// What does not hold.
-pub async fn connector(vllm: &Vllm) -> Result<()> {
+pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let fleet = vllm
         .pair("vllm-cpu-baton-connector.yaml", ARGS, &[FAULT])
         .await?;

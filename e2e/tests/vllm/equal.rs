@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 /// A request, and where it goes.
 #[derive(Clone, Debug)]
-pub struct Question {
-    pub path: &'static str,
-    pub body: Value,
+pub(crate) struct Question {
+    pub(crate) path: &'static str,
+    pub(crate) body: Value,
 }
 
-pub const CHAT: &str = "/v1/chat/completions";
-pub const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 impl Question {
-    pub fn chat(text: &str) -> Self {
+    pub(crate) fn chat(text: &str) -> Self {
         let body = json!({
             "model": MODEL, "messages": [{"role": "user", "content": text}],
             "max_tokens": 16, "temperature": 0, "logprobs": true, "top_logprobs": 2,
@@ -26,7 +26,7 @@ impl Question {
         Self { path: CHAT, body }
     }
 
-    pub fn completion(prompt: impl Into<Value>) -> Self {
+    pub(crate) fn completion(prompt: impl Into<Value>) -> Self {
         let body = json!({"model": MODEL, "prompt": prompt.into(), "max_tokens": 16, "temperature": 0, "logprobs": 2});
         Self {
             path: COMPLETIONS,
@@ -35,30 +35,30 @@ impl Question {
     }
 
     #[must_use]
-    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.body[field] = value.into();
         self
     }
 
     /// A cache of its own: nothing that was asked before counts.
     #[must_use]
-    pub fn salted(self, salt: &str) -> Self {
+    pub(crate) fn salted(self, salt: &str) -> Self {
         self.with("cache_salt", salt)
     }
 }
 
 /// An answer: status, the body or the stream as one, and the run's id where it went through Baton.
 #[derive(Clone, Debug)]
-pub struct Answered {
-    pub status: u16,
-    pub body: Value,
-    pub run: Option<String>,
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) body: Value,
+    pub(crate) run: Option<String>,
 }
 
 impl Answered {
     /// # Errors
     /// It went past Baton.
-    pub fn run(&self) -> Result<&str> {
+    pub(crate) fn run(&self) -> Result<&str> {
         self.run.as_deref().context("x-baton-run is missing")
     }
 }
@@ -67,7 +67,11 @@ impl Answered {
 ///
 /// # Errors
 /// No answer, or a stream that breaks off.
-pub async fn ask(client: &Client, question: &Question, mode: Option<&str>) -> Result<Answered> {
+pub(crate) async fn ask(
+    client: &Client,
+    question: &Question,
+    mode: Option<&str>,
+) -> Result<Answered> {
     let headers: Vec<_> = mode
         .map(|mode| ("x-baton-mode", mode))
         .into_iter()
@@ -91,7 +95,7 @@ pub async fn ask(client: &Client, question: &Question, mode: Option<&str>) -> Re
 }
 
 /// A text that no earlier question began with.
-pub fn prompt(number: usize, words: usize) -> String {
+pub(crate) fn prompt(number: usize, words: usize) -> String {
     let words: Vec<String> = (0..words)
         .map(|word| format!("word{}", (word * 7919 + number * 104_729) % 9973))
         .collect();
@@ -103,7 +107,11 @@ pub fn prompt(number: usize, words: usize) -> String {
 ///
 /// # Errors
 /// The first that differs.
-pub async fn handed_over_or_not(fleet: &Fleet, assurance: &str, lengths: &[usize]) -> Result<()> {
+pub(crate) async fn handed_over_or_not(
+    fleet: &Fleet,
+    assurance: &str,
+    lengths: &[usize],
+) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
     for (index, words) in lengths.iter().enumerate() {
         let text = prompt(index, *words);
@@ -138,7 +146,7 @@ pub async fn handed_over_or_not(fleet: &Fleet, assurance: &str, lengths: &[usize
 
 /// # Errors
 /// The fields that differ.
-pub fn same(question: &Question, direct: &Answered, through: &Answered) -> Result<()> {
+pub(crate) fn same(question: &Question, direct: &Answered, through: &Answered) -> Result<()> {
     ensure!(
         direct.status == through.status,
         "{question:?}: directly {direct:?}, through Baton {through:?}"
@@ -159,7 +167,7 @@ pub fn same(question: &Question, direct: &Answered, through: &Answered) -> Resul
 ///
 /// # Errors
 /// They are not equal, or nothing was cached.
-pub async fn a_repeated_prompt_is_credited(fleet: &Fleet, number: usize) -> Result<()> {
+pub(crate) async fn a_repeated_prompt_is_credited(fleet: &Fleet, number: usize) -> Result<()> {
     let question = Question::chat(&prompt(number, 200));
     let first = ask(&fleet.api, &question, Some("Aggregated")).await?;
     ensure!(first.status == 200, "{first:?}");

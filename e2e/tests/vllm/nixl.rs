@@ -8,7 +8,7 @@ use super::equal;
 
 /// # Errors
 /// What does not hold.
-pub async fn connector(vllm: &Vllm) -> Result<()> {
+pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let fleet = vllm
         .pair("vllm-cpu.yaml", "--max-num-batched-tokens, \"1024\"", &[])
         .await?;

@@ -118,7 +118,7 @@ fn questions() -> Vec<(&'static str, Question)> {
 ///
 /// # Errors
 /// All that differ.
-pub async fn requests_answer_as_they_do_directly(
+pub(crate) async fn requests_answer_as_they_do_directly(
     fleet: &Fleet,
     modes: &[Option<&str>],
 ) -> Result<()> {

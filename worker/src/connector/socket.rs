@@ -3,10 +3,11 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use tokio::io::Interest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -35,7 +36,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, for this user only. A socket that an earlier process left there is removed.
+    /// Listens at `path`: for this user only in a folder of its own, for all that reach the folder where it is another's, as a volume
+    /// is that containers of one pod share. A socket that an earlier process left there is removed.
     ///
     /// # Errors
     /// What the system says; anything but a socket at `path` is left alone.
@@ -47,7 +49,10 @@ impl Listener {
             Err(error) => return Err(error),
         }
         let listener = UnixListener::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        let folder = path.parent().map(fs::metadata).transpose()?;
+        let own = folder.is_some_and(|folder| folder.uid() == geteuid().as_raw());
+        let mode = if own { 0o600 } else { 0o666 };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         Ok(Self {
             listener,
             path: path.to_owned(),
