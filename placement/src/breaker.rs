@@ -131,6 +131,20 @@ impl Breaker {
         }
     }
 
+    /// The link has done harm: it is shut at once, whatever else was seen of it. Said again while it is shut, it stays so for longer.
+    pub fn distrust(&mut self, now: f64) {
+        let open = self.policy.open_seconds * 1_000.0;
+        let back_off = self
+            .opened
+            .map_or(1.0, |opened| (opened.back_off * 2.0).min(LONGEST_BACK_OFF));
+        self.failures.clear();
+        self.opened = Some(Opened {
+            until: now + open * back_off,
+            back_off,
+            probe: None,
+        });
+    }
+
     fn counts_as_failure(&self, result: TransferResult) -> bool {
         match result {
             TransferResult::Failed => true,
@@ -190,6 +204,22 @@ mod tests {
             open_seconds: 10.0,
             slowdown_percent: 300.0,
         }
+    }
+
+    #[test]
+    fn harm_shuts_it_at_once_and_a_probe_opens_it_again() {
+        let mut breaker = Breaker::new(policy());
+        breaker.distrust(0.0);
+        assert_eq!(breaker.try_use(0.0), None);
+        breaker.distrust(1_000.0);
+        assert_eq!(breaker.state(20_999.0), BreakerState::Open, "for longer");
+        let probe = breaker.try_use(21_000.0).unwrap();
+        let done = TransferResult::Done {
+            actual: 0.0,
+            expected: 0.0,
+        };
+        breaker.observe(done, probe, 21_001.0);
+        assert_eq!(breaker.state(21_001.0), BreakerState::Closed);
     }
 
     fn opened() -> Breaker {

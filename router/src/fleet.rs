@@ -5,9 +5,11 @@
 //! - [`own`]: this router's dispatches that no report counts yet (pure).
 //! - [`pairs`]: whose KV means the same on whom (pure). [`topology`]: where a worker is (pure).
 //! - [`snapshot`]: all of it as placement reads it (pure). [`view`]: the snapshot of now.
+//! - [`alarms`]: what an engine's counters say against its links (pure).
 //! - [`artifacts`]: tokenizers and chat templates by digest.
 //! - [`listing`]: `GET /v1/fleet`.
 
+pub mod alarms;
 pub mod artifacts;
 pub mod discovery;
 pub mod listing;
@@ -40,6 +42,7 @@ use tonic::transport::Channel;
 use crate::clock::{Clock, Moment};
 use crate::learning::Learning;
 use crate::metrics::Metrics;
+use alarms::Rises;
 use artifacts::Artifacts;
 use discovery::Listed;
 use own::{OwnLedger, Ticket};
@@ -269,9 +272,14 @@ impl Workers {
             return Ok(Change::Nothing);
         };
         let incarnation = Incarnation(event.incarnation);
+        let same_start = |card: &&Arc<Card>| card.incarnation == incarnation;
+        let before = tracked.card.as_ref().filter(same_start).and(tracked.load);
         let result = tracked.apply(event, &mut *self.index.write(), now);
         match &result {
             Ok(Change::Load { load_sequence }) => {
+                if let Some(after) = &tracked.load {
+                    self.heed(id, Rises::between(before.as_ref(), after), now);
+                }
                 inner.own.reported(id, incarnation, *load_sequence);
             }
             Ok(Change::Card(_)) => inner.judge_pairs(),
@@ -282,6 +290,34 @@ impl Workers {
         }
         self.changed();
         result
+    }
+
+    /// An engine's counters have risen: of which pair they speak is not known, so every link that was used counts.
+    fn heed(&self, id: &WorkerId, rises: Rises, now: Moment) {
+        if rises == Rises::default() {
+            return;
+        }
+        let view = self.view.load();
+        let Some(member) = view.members.iter().find(|member| member.id == *id) else {
+            return;
+        };
+        if rises.late_reads > 0 {
+            tracing::error!(
+                worker = %id,
+                late_reads = rises.late_reads,
+                "KV of this worker was read after its lease: an answer may have been made from another request's; its links are shut, lengthen its engine's lease"
+            );
+            self.metrics.late_reads.inc_by(rises.late_reads);
+            self.learning.distrust_from(&member.path, now);
+        }
+        if rises.failed_transfers > 0 {
+            tracing::warn!(worker = %id, failed_transfers = rises.failed_transfers, "its engine could not fetch KV");
+            self.metrics
+                .engine_failed_transfers
+                .inc_by(rises.failed_transfers);
+            self.learning
+                .failed_to(&member.path, rises.failed_transfers, now);
+        }
     }
 
     /// Adds a dispatch to the estimate of its worker.

@@ -190,6 +190,31 @@ impl Learning {
             .observe(TransferResult::Failed, pass, now.milliseconds());
     }
 
+    /// Somebody has read KV from here too late, over one of these links: all are shut until a probe shows that they work.
+    pub fn distrust_from(&self, source: &DomainPath, now: Moment) {
+        let mut inner = self.inner.lock();
+        for link in inner.links.values_mut() {
+            if link.used.source == *source {
+                link.breaker.distrust(now.milliseconds());
+            }
+        }
+    }
+
+    /// So many transfers to here were given up by an engine that said nothing of it in its answers.
+    pub fn failed_to(&self, target: &DomainPath, times: u64, now: Moment) {
+        // More than open any breaker say no more.
+        let times = times.min(1_000);
+        let mut inner = self.inner.lock();
+        for link in inner.links.values_mut() {
+            if link.used.target == *target {
+                for _ in 0..times {
+                    let failed = TransferResult::Failed;
+                    link.breaker.observe(failed, Pass::Free, now.milliseconds());
+                }
+            }
+        }
+    }
+
     /// E[osl] of a policy's model, not yet bounded by the request.
     pub fn expected_output(&self, policy: &Policy) -> f64 {
         self.inner

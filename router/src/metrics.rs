@@ -96,6 +96,9 @@ pub struct Metrics {
     pub run_states: Family<StateLabels, Counter>,
     pub index_blocks: Gauge,
     pub index_gaps: Counter,
+    /// Reads after their lease, as engines count them.
+    pub late_reads: Counter,
+    pub engine_failed_transfers: Counter,
     pub record_overflow: Counter,
     pub illegal_events: Counter,
     pub watch_errors: Family<KindLabels, Counter>,
@@ -152,6 +155,8 @@ impl Metrics {
             run_states: Family::default(),
             index_blocks: Gauge::default(),
             index_gaps: Counter::default(),
+            late_reads: Counter::default(),
+            engine_failed_transfers: Counter::default(),
             record_overflow: Counter::default(),
             illegal_events: Counter::default(),
             watch_errors: Family::default(),
@@ -251,6 +256,16 @@ impl Metrics {
             "index_gaps",
             "Holes in workers' cache events",
             self.index_gaps.clone(),
+        );
+        registry.register(
+            "engine_late_reads",
+            "Reads of KV after its lease, as engines count them: an answer may have been made from another request's KV",
+            self.late_reads.clone(),
+        );
+        registry.register(
+            "engine_failed_transfers",
+            "Transfers that engines' own connectors gave up",
+            self.engine_failed_transfers.clone(),
         );
         registry.register(
             "record_overflow",

@@ -5,9 +5,11 @@ use std::time::Duration;
 use baton_placement::place::{Filter, Reason};
 use baton_placement::policy::Assurance;
 use baton_protocol::card::Split;
+use baton_protocol::wire::{self, watch_event};
 use serde_json::{Value, json};
 
 use crate::front::end;
+use crate::router::until;
 use crate::{NIXL, pair, policy};
 
 /// As vLLM gave them once; the space is ours, to see that nobody writes them anew.
@@ -261,5 +263,61 @@ async fn a_pair_that_fails_again_and_again_is_left_alone() {
     d.call().await.answer(200, "application/json", ANSWER).await;
     let record = served.record(&end(reply).await.run()).await;
     assert_eq!(record.filtered.get(&Filter::BreakerOpen), Some(&1));
+    assert!(p.is_idle());
+}
+
+#[tokio::test]
+async fn a_late_read_shuts_the_link_and_is_told() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    p.call()
+        .await
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    end(reply).await;
+    let load = wire::Load {
+        load_sequence: 2,
+        late_reads: 1,
+        ..wire::Load::default()
+    };
+    p.daemon.tell(0, watch_event::Event::Load(load));
+    until("the alarm is counted", || {
+        let text = served.router.metrics.text();
+        text.contains("baton_engine_late_reads_total 1")
+    })
+    .await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    let record = served.record(&end(reply).await.run()).await;
+    assert_eq!(record.filtered.get(&Filter::BreakerOpen), Some(&1));
+    assert!(p.is_idle());
+}
+
+#[tokio::test]
+async fn transfers_that_fail_behind_good_answers_open_the_breaker() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    p.call()
+        .await
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    end(reply).await;
+    let load = wire::Load {
+        load_sequence: 2,
+        failed_transfers: u64::from(policy().topology.breaker.failures),
+        ..wire::Load::default()
+    };
+    d.daemon.tell(0, watch_event::Event::Load(load));
+    until("the link is shut", || {
+        served
+            .router
+            .learning
+            .link_counts(served.router.workers.clock.now())
+            .open
+            == 1
+    })
+    .await;
     assert!(p.is_idle());
 }
