@@ -5,7 +5,7 @@
 //!
 //! - [`http_body`]: chat and completion requests, from the body to the tokens of the prompt. [`sse`]: event streams, read and written.
 //! - [`transport_frames`]: control frames beside KV bytes. [`kv_events`]: a worker's Watch stream into the router's prefix index.
-//! - [`gguf`]: model files. [`policy_yaml`]: the three resources.
+//! - [`engine_events`]: what vLLM and SGLang publish of their caches. [`gguf`]: model files. [`policy_yaml`]: the three resources.
 //! - [`seeds`]: inputs that are right, to begin from. [`corpus`]: the kept inputs.
 //!
 //! `corpus/TARGET/` holds inputs that reach something new, `findings/TARGET/` inputs that once broke a property. `cargo test` runs
@@ -14,6 +14,7 @@
 //! What is absent: a sanitizer (the code fuzzed here has no `unsafe`), and nightly Rust (`fuzz/instrument` adds the counters).
 
 pub mod corpus;
+pub mod engine_events;
 pub mod gguf;
 pub mod http_body;
 pub mod kv_events;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target {
         name: "http-body",
         check: http_body::check,
@@ -54,6 +55,11 @@ pub const TARGETS: [Target; 6] = [
         name: "kv-events",
         check: kv_events::check,
         seeds: seeds::events::seeds,
+    },
+    Target {
+        name: "engine-events",
+        check: engine_events::check,
+        seeds: seeds::engine_events::seeds,
     },
     Target {
         name: "gguf",

@@ -1,5 +1,6 @@
 //! Inputs that are right, made here: what a fuzzer begins from, and the proof that a target reaches what it is about.
 
+pub mod engine_events;
 pub mod events;
 pub mod model_files;
 

@@ -8,6 +8,7 @@
 //!   [`sampling`]: from logits to a token.
 //! - [`connector`]: the KV of an engine in another process, by its plug-in: published and taken like the pool's own.
 //! - [`kv`]: blocks, their owners, the prefix cache, leases, and `kv::intake`, which proves what was handed over.
+//! - [`beside`]: the daemon beside a server of its own, vLLM or SGLang: what it registers and reports of it, and its cache events.
 //! - [`transport`]: how blocks move between workers, one trait with one conformance suite.
 //!
 //! What holds: one thread computes; a sequence's tokens do not depend on what is computed beside it; a block is free only when no
@@ -15,6 +16,7 @@
 //!
 //! What is absent: Kubernetes, placement of requests (the cost formulas are `baton_placement`'s), text; `unsafe` outside of [`transport`].
 
+pub mod beside;
 pub mod config;
 pub mod connector;
 pub mod engine;
