@@ -16,6 +16,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("baton-kernels", &[]),
     ("baton-system", &[]),
     ("baton-telemetry", &[]),
+    ("baton-text", &[]),
     (
         "baton-worker",
         &[
@@ -24,6 +25,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "baton-kernels",
             "baton-system",
             "baton-telemetry",
+            "baton-text",
         ],
     ),
     (
@@ -34,6 +36,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "baton-placement",
             "baton-system",
             "baton-telemetry",
+            "baton-text",
         ],
     ),
     ("baton-operator", &["baton-protocol", "baton-crds"]),
@@ -54,6 +57,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "baton-crds",
             "baton-placement",
             "baton-system",
+            "baton-text",
             "baton-worker",
             "baton-router",
             "baton",
@@ -65,6 +69,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "baton-protocol",
             "baton-crds",
             "baton-placement",
+            "baton-text",
             "baton-worker",
             "baton-router",
         ],
@@ -72,7 +77,12 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
 ];
 
 /// Crates without input and output: nothing that opens, sends or waits.
-const PURE: [&str; 3] = ["baton-protocol", "baton-placement", "baton-kernels"];
+const PURE: [&str; 4] = [
+    "baton-protocol",
+    "baton-placement",
+    "baton-kernels",
+    "baton-text",
+];
 const INPUT_AND_OUTPUT: [&str; 6] = ["tokio", "hyper", "axum", "hyper-util", "rustix", "tempfile"];
 
 /// What only one crate may depend on, by the beginning of its name.
@@ -80,7 +90,7 @@ const ONLY_IN: [(&str, &[&str]); 4] = [
     ("candle", &["baton-worker"]),
     ("kube", &["baton-operator", "baton-router"]),
     ("k8s-openapi", &["baton-operator", "baton-router"]),
-    ("tokenizers", &["baton-router", "baton-worker"]),
+    ("tokenizers", &["baton-text"]),
 ];
 
 const LONGEST_FILE: usize = 500;

@@ -42,7 +42,7 @@ pub fn check(mut input: &[u8]) {
                         assert!(stored.hashes.len() + stored.tokens.len() <= batch.len());
                         assert_eq!(stored.extra.len(), stored.hashes.len());
                     }
-                    assert!(index.apply(event), "no input is long enough for that");
+                    assert!(index.apply(&event), "no input is long enough for that");
                 }
             }
             Err(error) => assert!(error.to_string().len() < 100),

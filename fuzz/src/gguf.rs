@@ -1,7 +1,6 @@
 //! Model files: the header, what it says of the model, and a step of the model where it is one.
 
-use baton_router::run::TextArtifacts;
-use baton_router::text::model::ModelText;
+use baton_text::model::ModelText;
 use baton_worker::kv::store::{BlockId, BlockStore, Geometry};
 use baton_worker::model::builtin::Llama;
 use baton_worker::model::builtin::gguf::parse;
@@ -36,13 +35,7 @@ fn serve(mut model: Llama) {
         assert!((*id as usize) < shape.vocabulary, "token {id}");
     }
     // A tokenizer that the router cannot use is refused with a message, by the router.
-    let _unusable = ModelText::compile(&TextArtifacts {
-        tokenizer_digest: String::new(),
-        tokenizer: facts.tokenizer.to_vec().into(),
-        chat_template_digest: String::new(),
-        chat_template: facts.chat_template.to_vec().into(),
-        max_context: u32::try_from(shape.max_context).unwrap_or(u32::MAX),
-    });
+    let _unusable = ModelText::compile(&facts.tokenizer, &facts.chat_template);
 
     let geometry = Geometry {
         block_size: 2,

@@ -7,8 +7,7 @@ use baton_router::openai::chat::ChatRequest;
 use baton_router::openai::completion::{CompletionRequest, Prompt};
 use baton_router::openai::error::ApiError;
 use baton_router::openai::parameters::Parameters;
-use baton_router::run::TextArtifacts;
-use baton_router::text::model::ModelText;
+use baton_text::model::ModelText;
 use baton_worker::model::artifacts::{
     BYTE_LEVEL_TEMPLATE, byte_level, chat_template_json, tokenizer_json,
 };
@@ -47,10 +46,10 @@ fn read<Request: PartialEq + std::fmt::Debug>(
 
 fn chat(request: ChatRequest) {
     within_limits(&request.parameters);
-    assert!(!request.messages.is_empty());
+    assert!(!request.chat.messages.is_empty());
     let model = model();
-    if let Ok(text) = model.render(&request, Timestamp::UNIX_EPOCH) {
-        for message in &request.messages {
+    if let Ok(text) = model.render(&request.chat, Timestamp::UNIX_EPOCH) {
+        for message in &request.chat.messages {
             assert!(
                 text.contains(&message.content),
                 "a message is not in the prompt"
@@ -127,13 +126,8 @@ fn refused(error: &ApiError) {
 fn model() -> &'static ModelText {
     static MODEL: OnceLock<ModelText> = OnceLock::new();
     MODEL.get_or_init(|| {
-        let artifacts = TextArtifacts {
-            tokenizer_digest: String::new(),
-            tokenizer: tokenizer_json(&byte_level(0)).into(),
-            chat_template_digest: String::new(),
-            chat_template: chat_template_json(BYTE_LEVEL_TEMPLATE, None, None, false).into(),
-            max_context: MAX_CONTEXT,
-        };
-        ModelText::compile(&artifacts).expect("the worker's own artifacts")
+        let tokenizer = tokenizer_json(&byte_level(0));
+        let template = chat_template_json(BYTE_LEVEL_TEMPLATE, None, None, false);
+        ModelText::compile(&tokenizer, &template).expect("the worker's own artifacts")
     })
 }

@@ -8,23 +8,23 @@
 //!
 //! Absent on purpose: Kubernetes, placement, text. A worker sees tokens and KV.
 
-mod admin;
+pub(crate) mod admin;
 mod card;
 pub mod command;
 mod compute;
 mod daemon;
-mod drain;
+pub(crate) mod drain;
 mod engine;
 mod local;
 mod machine;
 mod messages;
 mod metrics;
-mod offering;
+pub(crate) mod offering;
 mod operations;
 mod peers;
 mod report;
 mod results;
-mod service;
+pub(crate) mod service;
 pub mod start;
 mod traces;
 

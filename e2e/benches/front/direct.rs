@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use baton_protocol::wire::worker_client::WorkerClient;
 use baton_protocol::wire::{self, decode_event::Event, decode_request::Message};
-use baton_router::run::TextArtifacts;
-use baton_router::text::model::ModelText;
+use baton_text::model::ModelText;
 use baton_worker::model::{Model as _, builtin};
 use tonic::transport::{Channel, Endpoint};
 
@@ -28,13 +27,7 @@ impl Text {
         };
         let model = builtin::load(path)?;
         let facts = model.facts();
-        let model = ModelText::compile(&TextArtifacts {
-            tokenizer_digest: String::new(),
-            tokenizer: facts.tokenizer.to_vec().into(),
-            chat_template_digest: String::new(),
-            chat_template: facts.chat_template.to_vec().into(),
-            max_context: 0,
-        })?;
+        let model = ModelText::compile(&facts.tokenizer, &facts.chat_template)?;
         Ok(Self::Of(Box::new(model)))
     }
 

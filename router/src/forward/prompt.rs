@@ -2,12 +2,11 @@
 //! else: what is held is named by its tokens.
 
 use baton_placement::record::Credit;
+use baton_text::chat::{Chat as Rendered, Message};
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::asked::{Chat, Prompt};
-use crate::openai::chat::{ChatRequest, Message};
-use crate::openai::parameters::Parameters;
 use crate::text::model::ModelText;
 
 /// The tokens of a prompt, or why there are none to credit. `max_context` in tokens; `salt`: whose tokens are kept apart from others'.
@@ -28,9 +27,9 @@ pub fn tokens(
         } => (text, add_special_tokens),
         Prompt::Chat(chat) => {
             let add_special_tokens = chat.add_special_tokens;
-            let request = request(chat).ok_or(Credit::Unread)?;
+            let chat = rendered(chat).ok_or(Credit::Unread)?;
             // What the template refuses, the engine refuses in its own words.
-            let text = model.render(&request, now).map_err(|_| Credit::Unread)?;
+            let text = model.render(&chat, now).map_err(|_| Credit::Unread)?;
             (text, add_special_tokens)
         }
     };
@@ -42,13 +41,11 @@ pub fn tokens(
     tokens.map_err(|_| Credit::Unread)
 }
 
-fn request(chat: Chat) -> Option<ChatRequest> {
+fn rendered(chat: Chat) -> Option<Rendered> {
     let messages = chat.messages.into_iter().map(message);
-    Some(ChatRequest {
+    Some(Rendered {
         messages: messages.collect::<Option<_>>()?,
-        parameters: Parameters::default(),
         add_generation_prompt: chat.add_generation_prompt,
-        add_special_tokens: chat.add_special_tokens,
         template_arguments: chat.arguments,
     })
 }

@@ -61,7 +61,7 @@ impl Asked {
         let (tokens, default) = match self {
             Self::Chat(request) => {
                 let refused = |error| refusal(error, "messages");
-                let text = model.render(request, now).map_err(refused)?;
+                let text = model.render(&request.chat, now).map_err(refused)?;
                 check_length("messages", model, &text, max_context)?;
                 let tokens = model
                     .encode(&text, request.add_special_tokens, salt)

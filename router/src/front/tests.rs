@@ -28,8 +28,8 @@ use crate::run::{
     Dispatch, ModelListing, RunEvent, RunFailure, RunHandle, RunRequest, RunSink, TextArtifacts,
     Usage, channel,
 };
+use crate::text::small_tokenizer::tokenizer_json;
 use crate::text::template::TemplateArtifact;
-use crate::text::vocabulary::tests::tokenizer_json;
 
 mod abuse;
 mod admission;

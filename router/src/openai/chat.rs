@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: the request.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use baton_text::chat::{Chat, Message};
+use serde_json::Value;
 
 use super::error::{ApiError, echo};
 use super::field::{Object, mismatch, parse_body};
@@ -20,28 +20,10 @@ const ROLES: [&str; 6] = [
 /// A chat request, read and checked as far as it can be without the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
-    pub messages: Vec<Message>,
+    pub chat: Chat,
     pub parameters: Parameters,
-    /// End the prompt with the opening of the assistant's turn.
-    pub add_generation_prompt: bool,
     /// Let the tokenizer add its special tokens to what the template wrote.
     pub add_special_tokens: bool,
-    /// Further variables of the template.
-    pub template_arguments: Map<String, Value>,
-}
-
-/// One message as the template sees it: content is always text.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Message {
-    pub role: String,
-    /// Empty where the client sent none.
-    pub content: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
 }
 
 impl ChatRequest {
@@ -68,41 +50,17 @@ impl ChatRequest {
             })
             .collect::<Result<_, _>>()?;
         Ok(Self {
-            messages,
+            chat: Chat {
+                messages,
+                add_generation_prompt: body.boolean("add_generation_prompt", true)?,
+                template_arguments: body
+                    .object("chat_template_kwargs")?
+                    .map(Object::into_fields)
+                    .unwrap_or_default(),
+            },
             parameters,
-            add_generation_prompt: body.boolean("add_generation_prompt", true)?,
             add_special_tokens: body.boolean("add_special_tokens", false)?,
-            template_arguments: body
-                .object("chat_template_kwargs")?
-                .map(Object::into_fields)
-                .unwrap_or_default(),
         })
-    }
-
-    /// The simplest chat that there is: a model whose template cannot show it cannot chat.
-    pub fn simplest() -> Self {
-        Self {
-            messages: vec![Message {
-                role: "user".to_owned(),
-                content: "hello".to_owned(),
-                name: None,
-                tool_calls: Vec::new(),
-                tool_call_id: None,
-            }],
-            parameters: Parameters::default(),
-            add_generation_prompt: true,
-            add_special_tokens: false,
-            template_arguments: Map::new(),
-        }
-    }
-
-    /// The first message that holds tool calls: a template that does not show them would drop them silently.
-    pub fn first_tool_calls(&self) -> Option<String> {
-        let index = self
-            .messages
-            .iter()
-            .position(|message| !message.tool_calls.is_empty())?;
-        Some(format!("messages[{index}].tool_calls"))
     }
 }
 
@@ -297,10 +255,10 @@ mod tests {
             "",
         )
         .unwrap();
-        assert_eq!(request.messages[0].content, "be brief");
-        assert_eq!(request.messages[1].content, "a\nb");
-        assert_eq!(request.messages[1].name.as_deref(), Some("ann"));
-        assert!(request.add_generation_prompt && !request.add_special_tokens);
+        assert_eq!(request.chat.messages[0].content, "be brief");
+        assert_eq!(request.chat.messages[1].content, "a\nb");
+        assert_eq!(request.chat.messages[1].name.as_deref(), Some("ann"));
+        assert!(request.chat.add_generation_prompt && !request.add_special_tokens);
     }
 
     #[test]
@@ -370,14 +328,14 @@ mod tests {
             "",
         )
         .unwrap();
-        assert_eq!(request.messages[1].content, "");
+        assert_eq!(request.chat.messages[1].content, "");
         assert_eq!(
-            request.messages[1].tool_calls[0]["function"]["arguments"]["city"],
+            request.chat.messages[1].tool_calls[0]["function"]["arguments"]["city"],
             "Ulm"
         );
-        assert_eq!(request.messages[2].tool_call_id.as_deref(), Some("1"));
+        assert_eq!(request.chat.messages[2].tool_call_id.as_deref(), Some("1"));
         assert_eq!(
-            request.first_tool_calls().as_deref(),
+            request.chat.first_tool_calls().as_deref(),
             Some("messages[1].tool_calls")
         );
     }

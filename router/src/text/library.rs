@@ -61,7 +61,9 @@ impl Library {
         }
         let compile = || async {
             let digest = artifacts.tokenizer_digest.clone();
-            let compiled = threads.run(move || ModelText::compile(&artifacts)).await;
+            let compiled = threads
+                .run(move || ModelText::compile(&artifacts.tokenizer, &artifacts.chat_template))
+                .await;
             let reason = match compiled {
                 Ok(Ok(model)) => {
                     if let Some(reason) = model.slow() {

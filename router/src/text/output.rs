@@ -142,7 +142,7 @@ mod tests {
     use serde_json::json;
     use tokenizers::Tokenizer;
 
-    use super::super::vocabulary::tests::tokenizer_json;
+    use super::super::small_tokenizer::tokenizer_json;
     use super::*;
 
     const TOKENS: [&str; 8] = ["a", "Ġb", "âĤ", "¬", "<|end|>", "Ċ", "EN", "D"];

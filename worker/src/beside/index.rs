@@ -202,10 +202,10 @@ impl Index {
     }
 
     /// Takes in one event. False: the index had to be given up, since it has grown beyond all memory the engine can have.
-    pub fn apply(&mut self, event: Event) -> bool {
+    pub fn apply(&mut self, event: &Event) -> bool {
         match event {
             Event::Stored(stored) => self.store(stored),
-            Event::Removed(removed) => self.remove(&removed),
+            Event::Removed(removed) => self.remove(removed),
             Event::Cleared => {
                 self.counts.applied += 1;
                 self.clear();
@@ -229,7 +229,7 @@ impl Index {
         self.log.push(CacheChange::Cleared);
     }
 
-    fn store(&mut self, stored: Stored) {
+    fn store(&mut self, stored: &Stored) {
         let blocks = stored.hashes.len();
         let size = self.settings.block_size as usize;
         if stored.kind == GroupKind::Partial {
@@ -240,7 +240,7 @@ impl Index {
             return self.counts.skip(Cause::Remote, blocks);
         }
         if stored.tokens.is_empty() && stored.block_size == 0 {
-            return self.moved(&stored);
+            return self.moved(stored);
         }
         if stored.block_size as usize != size {
             return self.counts.skip(Cause::BlockSize, blocks);
@@ -248,7 +248,7 @@ impl Index {
         if stored.tokens.len() != blocks * size || blocks == 0 {
             return self.counts.skip(Cause::Lengths, blocks);
         }
-        self.chain(&stored);
+        self.chain(stored);
         if self.copies > self.settings.blocks {
             self.count_once();
         }

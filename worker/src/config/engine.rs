@@ -118,8 +118,8 @@ impl Dtype {
             "bfloat16" | "bf16" => "BF16".to_owned(),
             "float16" | "half" | "fp16" | "f16" => "F16".to_owned(),
             "float32" | "float" | "fp32" | "f32" => "F32".to_owned(),
-            "fp8" | "fp8_e4m3" | "fp8e4m3" | "float8_e4m3fn" => "FP8E4M3".to_owned(),
-            "fp8_e5m2" | "fp8e5m2" | "float8_e5m2" => "FP8E5M2".to_owned(),
+            "fp8" | "fp8_e4m3" | "f8e4m3" | "float8_e4m3fn" => "F8E4M3".to_owned(),
+            "fp8_e5m2" | "f8e5m2" | "float8_e5m2" => "F8E5M2".to_owned(),
             other => other.to_ascii_uppercase(),
         }
     }

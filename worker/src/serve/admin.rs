@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use baton_protocol::wire;
 use serde_json::{Value, json};
 
 use super::daemon::Daemon;
@@ -33,9 +34,13 @@ async fn card(State(daemon): State<Arc<Daemon>>) -> Response {
 
 /// The last report, not a new one: reading it over HTTP must not renumber what routers count by.
 async fn load(State(daemon): State<Arc<Daemon>>) -> axum::Json<Value> {
-    let load = *daemon.load.borrow();
+    axum::Json(load_json(&daemon.load.borrow()))
+}
+
+/// A report as people read it.
+pub(crate) fn load_json(load: &wire::Load) -> Value {
     let blocks = load.blocks.unwrap_or_default();
-    axum::Json(json!({
+    json!({
         "loadSequence": load.load_sequence,
         "queuedTokens": load.queued_tokens,
         "queuedSequences": load.queued_sequences,
@@ -44,6 +49,12 @@ async fn load(State(daemon): State<Arc<Daemon>>) -> axum::Json<Value> {
         "stepRemainingMilliseconds": load.step_remaining_milliseconds,
         "leasesOpen": load.leases_open,
         "draining": load.draining,
+        "lateReads": load.late_reads,
+        "failedTransfers": load.failed_transfers,
+        "expiredLeases": load.expired_leases,
+        "eventsSkipped": load.events_skipped,
+        "eventGaps": load.event_gaps,
+        "preemptions": load.preemptions,
         "blocks": {
             "total": blocks.total,
             "free": blocks.free,
@@ -53,7 +64,7 @@ async fn load(State(daemon): State<Arc<Daemon>>) -> axum::Json<Value> {
             "quarantined": blocks.quarantined,
             "leaked": blocks.leaked,
         },
-    }))
+    })
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {

@@ -11,7 +11,9 @@ use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::StartError;
 use super::start::{Addresses, Running, Start, start};
+use crate::beside::start as beside;
 use crate::config::WorkerConfig;
 use crate::transport::shm;
 
@@ -86,7 +88,7 @@ pub async fn run(cli: Cli) -> Result<(), Stopped> {
     what.tracing = Settings::read(&serve.traces, |name| std::env::var(name).ok())
         .map_err(|error| Stopped::Usage(error.into()))?;
     what.card_change = std::env::var("BATON_FAULT_CARD").ok();
-    let running = start(what)
+    let running = Served::start(what)
         .await
         .map_err(|error| Stopped::Failed(error.into()))?;
     // Before anybody is told that it serves: whoever is told may stop it at once.
@@ -95,6 +97,59 @@ pub async fn run(cli: Cli) -> Result<(), Stopped> {
     until_stopped(running, signals, serve.exit_on_stdin_eof)
         .await
         .map_err(Stopped::Failed)
+}
+
+/// What serves: a worker with its own engine, or a daemon beside a server.
+enum Served {
+    Own(Running),
+    Beside(beside::Running),
+}
+
+impl Served {
+    async fn start(what: Start) -> Result<Self, StartError> {
+        Ok(if what.config.engine.kind.is_beside() {
+            Self::Beside(beside::start(what).await?)
+        } else {
+            Self::Own(start(what).await?)
+        })
+    }
+
+    fn addresses(&self) -> (SocketAddr, &str, SocketAddr) {
+        match self {
+            Self::Own(running) => (
+                running.control_address(),
+                running.transfer_address().unwrap_or("-"),
+                running.admin_address(),
+            ),
+            Self::Beside(running) => (running.control_address(), "-", running.admin_address()),
+        }
+    }
+
+    /// Ends when it has stopped by itself; why.
+    async fn failed(&self) -> String {
+        let why = match self {
+            Self::Own(running) => {
+                running.failed().await;
+                None
+            }
+            Self::Beside(running) => running.failed().await,
+        };
+        why.unwrap_or_else(|| "the worker has stopped by itself: its log says why".to_owned())
+    }
+
+    async fn drain(&self) -> bool {
+        match self {
+            Self::Own(running) => running.drain().await,
+            Self::Beside(running) => running.drain().await,
+        }
+    }
+
+    async fn stop(self) {
+        match self {
+            Self::Own(running) => running.stop().await,
+            Self::Beside(running) => running.stop().await,
+        }
+    }
 }
 
 /// Why the process ends with an error.
@@ -119,14 +174,12 @@ fn hash_key(file: Option<&Path>) -> anyhow::Result<HashKey> {
 }
 
 /// One line for whoever started the process: the ports that were free are known only now.
-fn announce(running: &Running) -> anyhow::Result<()> {
+fn announce(running: &Served) -> anyhow::Result<()> {
+    let (control, transfer, admin) = running.addresses();
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "listening control {} transfer {} admin {}",
-        running.control_address(),
-        running.transfer_address().unwrap_or("-"),
-        running.admin_address()
+        "listening control {control} transfer {transfer} admin {admin}"
     )
     .and_then(|()| out.flush())
     .context("standard output: the addresses cannot be written")
@@ -147,7 +200,7 @@ impl Signals {
 }
 
 async fn until_stopped(
-    running: Running,
+    running: Served,
     mut signals: Signals,
     exit_on_stdin_eof: bool,
 ) -> anyhow::Result<()> {
@@ -164,9 +217,9 @@ async fn until_stopped(
     };
     tokio::pin!(parent);
     tokio::select! {
-        () = running.failed() => {
+        why = running.failed() => {
             running.stop().await;
-            anyhow::bail!("the worker has stopped by itself: its log says why");
+            anyhow::bail!(why);
         }
         () = &mut parent => {
             tracing::info!("standard input has ended: stopping at once");

@@ -14,7 +14,7 @@ use super::daemon::Daemon;
 /// Between two looks at the leases; operations are told of as they end.
 const LOOK: Duration = Duration::from_millis(50);
 /// A day: longer than any pod is given to end.
-const LONGEST_WAIT: u64 = 86_400;
+pub(crate) const LONGEST_WAIT: u64 = 86_400;
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ impl Daemon {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Wait {
+pub(crate) struct Wait {
     #[serde(default)]
-    wait_seconds: u64,
+    pub(crate) wait_seconds: u64,
 }
 
 #[derive(Debug, Serialize)]

@@ -126,7 +126,7 @@ impl Offering<'_> {
 }
 
 /// The address that others are told.
-pub(super) fn advertised(host: Option<&str>, bound: SocketAddr) -> String {
+pub(crate) fn advertised(host: Option<&str>, bound: SocketAddr) -> String {
     match host {
         Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),
         Some(host) => format!("{host}:{}", bound.port()),

@@ -4,7 +4,7 @@ mod decode;
 mod handoff;
 mod leases;
 mod prefill;
-mod watch;
+pub(crate) mod watch;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const ARTIFACT_CHUNK: usize = 1 << 18;
 /// How long a cancellation waits for its operations to end: the longest step, within reason. They end after it all the same.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Implements `baton.worker.v1.Worker`.
 #[derive(Clone, Debug)]
@@ -143,14 +143,19 @@ impl Worker for Service {
                 self.0.card.worker
             )));
         };
-        let chunks: Vec<Result<wire::ArtifactChunk, Status>> = (0..bytes.len())
-            .step_by(ARTIFACT_CHUNK)
-            .map(|begin| {
-                let end = (begin + ARTIFACT_CHUNK).min(bytes.len());
-                let data: Bytes = bytes.slice(begin..end);
-                Ok(wire::ArtifactChunk { data })
-            })
-            .collect();
-        Ok(Response::new(Box::pin(futures::stream::iter(chunks))))
+        Ok(Response::new(chunks(bytes)))
     }
+}
+
+/// A file in messages.
+pub(crate) fn chunks(bytes: &Bytes) -> Answers<wire::ArtifactChunk> {
+    let chunks: Vec<Result<wire::ArtifactChunk, Status>> = (0..bytes.len())
+        .step_by(ARTIFACT_CHUNK)
+        .map(|begin| {
+            let end = (begin + ARTIFACT_CHUNK).min(bytes.len());
+            let data: Bytes = bytes.slice(begin..end);
+            Ok(wire::ArtifactChunk { data })
+        })
+        .collect();
+    Box::pin(futures::stream::iter(chunks))
 }

@@ -44,10 +44,10 @@ use crate::transport::local::LocalTransport;
 /// How long the end of each part is waited for; what does not end by then is dropped.
 const ENDING: Duration = Duration::from_secs(5);
 /// A connection whose peer does not answer a ping for this long is dead, and so are its operations.
-const KEEPALIVE: Duration = Duration::from_secs(10);
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Streams of one router: two for each operation that may be live on a large worker, and a few of its own.
-const STREAMS: u32 = 10_000;
+pub(crate) const STREAMS: u32 = 10_000;
 
 /// Where a worker listens. Port 0 takes a free one.
 #[derive(Clone, Debug)]
@@ -415,7 +415,7 @@ fn notices() -> Vec<String> {
     ]
 }
 
-async fn bind(
+pub(crate) async fn bind(
     system: &System,
     flag: &'static str,
     address: SocketAddr,
@@ -432,7 +432,10 @@ async fn bind(
         })
 }
 
-fn local_address(flag: &'static str, listener: &Listener) -> Result<SocketAddr, StartError> {
+pub(crate) fn local_address(
+    flag: &'static str,
+    listener: &Listener,
+) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Port {
         flag,
         address: "its own address".to_owned(),

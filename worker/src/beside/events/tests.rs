@@ -184,7 +184,10 @@ fn a_salt_an_adapter_and_an_image_are_told_apart() {
     assert_eq!(adapted.salt.as_deref(), Some("s1"));
     assert!(adapted.extra.iter().all(Vec::is_empty));
     let image = array(&["image".into(), 0.into()]);
-    let shown = stored_with(&[keys(&[image.clone()], &[image])]);
+    let shown = stored_with(&[keys(
+        std::slice::from_ref(&image),
+        std::slice::from_ref(&image),
+    )]);
     assert_eq!(shown.salt, None);
     assert!(!shown.extra[0].is_empty() && shown.extra[0] == shown.extra[1]);
     // A block in the middle of a sequence carries no salt.

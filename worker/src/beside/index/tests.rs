@@ -200,15 +200,15 @@ proptest! {
             match one {
                 Move::Store { tokens, from, group } => {
                     model.store(&tokens, from, group);
-                    prop_assert!(index.apply(Event::Stored(stored(&tokens, from, group))));
+                    prop_assert!(index.apply(&Event::Stored(stored(&tokens, from, group))));
                 }
                 Move::Remove { tokens, group } => {
                     model.remove(&tokens, group);
-                    prop_assert!(index.apply(removed(&tokens, group)));
+                    prop_assert!(index.apply(&removed(&tokens, group)));
                 }
                 Move::Clear => {
                     model = Model::default();
-                    index.apply(Event::Cleared);
+                    index.apply(&Event::Cleared);
                 }
             }
             prop_assert_eq!(held(&mut index), model.held());
@@ -231,7 +231,7 @@ fn what_a_real_server_sent_is_indexed_alike_in_both_forms() {
                     payload.to_vec()
                 };
                 for event in decode(&payload).unwrap().events {
-                    assert!(index.apply(event));
+                    assert!(index.apply(&event));
                 }
             }
             index
@@ -259,7 +259,7 @@ fn a_prompt_of_the_capture_is_found_by_the_routers_own_hashes() {
     let prompt = first.tokens.clone();
     for batch in batches {
         for event in batch.events {
-            index.apply(event);
+            index.apply(&event);
         }
     }
     let found = held(&mut index);
@@ -272,13 +272,13 @@ fn a_prompt_of_the_capture_is_found_by_the_routers_own_hashes() {
 fn a_block_that_was_computed_twice_is_gone_when_both_copies_are() {
     let mut index = index();
     for _ in 0..2 {
-        index.apply(Event::Stored(stored(&[1, 2], 0, 0)));
+        index.apply(&Event::Stored(stored(&[1, 2], 0, 0)));
     }
-    index.apply(removed(&[1, 2], 0));
+    index.apply(&removed(&[1, 2], 0));
     assert_eq!(index.len(), 1);
-    index.apply(removed(&[1, 2], 0));
+    index.apply(&removed(&[1, 2], 0));
     assert_eq!(index.len(), 0);
-    index.apply(removed(&[1, 2], 0));
+    index.apply(&removed(&[1, 2], 0));
     assert_eq!(index.counts().skipped(Cause::UnknownRemoval), 1);
     assert_eq!(index.counts().hidden(), 0);
 }
@@ -286,21 +286,21 @@ fn a_block_that_was_computed_twice_is_gone_when_both_copies_are() {
 #[test]
 fn groups_and_media_hold_a_block_each_on_their_own() {
     let mut index = index();
-    index.apply(Event::Stored(stored(&[1, 2], 0, 0)));
+    index.apply(&Event::Stored(stored(&[1, 2], 0, 0)));
     let mut host = stored(&[1, 2], 0, 0);
     host.place.medium = Medium::Host;
     // An event that says no tokens: a copy of what is known.
     host.tokens.clear();
     host.block_size = 0;
-    index.apply(Event::Stored(host.clone()));
-    index.apply(removed(&[1, 2], 0));
+    index.apply(&Event::Stored(host.clone()));
+    index.apply(&removed(&[1, 2], 0));
     assert_eq!(index.len(), 1);
-    index.apply(Event::Removed(Removed {
+    index.apply(&Event::Removed(Removed {
         hashes: host.hashes.clone(),
         place: host.place,
     }));
     assert_eq!(index.len(), 0);
-    index.apply(Event::Stored(host));
+    index.apply(&Event::Stored(host));
     assert_eq!(index.counts().skipped(Cause::Placeholder), 1);
 }
 
@@ -308,10 +308,10 @@ fn groups_and_media_hold_a_block_each_on_their_own() {
 fn what_was_told_twice_is_found_out_by_the_engines_memory() {
     let mut index = Index::new(settings(3, SIZE), 1000);
     for _ in 0..4 {
-        index.apply(Event::Stored(stored(&[1, 2], 0, 0)));
+        index.apply(&Event::Stored(stored(&[1, 2], 0, 0)));
     }
     assert_eq!(index.counts().skipped(Cause::ToldTwice), 3);
-    index.apply(removed(&[1, 2], 0));
+    index.apply(&removed(&[1, 2], 0));
     assert_eq!(index.len(), 0);
 }
 
@@ -359,22 +359,22 @@ fn what_cannot_be_indexed_is_counted_by_its_cause() {
     ];
     for (cause, blocks, event) in cases {
         let mut index = index();
-        index.apply(event);
+        index.apply(&event);
         assert_eq!(index.counts().skipped(cause), blocks, "{cause:?}");
         assert_eq!(index.counts().hidden(), blocks);
         assert_eq!(index.len(), 0);
     }
     let mut index = Index::new(settings(1, SIZE), 1000);
-    index.apply(Event::Stored(stored(&[1, 2, 3, 4, 5, 6], 1, 0)));
+    index.apply(&Event::Stored(stored(&[1, 2, 3, 4, 5, 6], 1, 0)));
     assert_eq!(index.counts().skipped(Cause::OrphansFull), 1);
     assert_eq!(index.waiting(), 1);
     // A removal in a group that only holds windows is none of an unknown block.
-    index.apply(Event::Stored(Stored {
+    index.apply(&Event::Stored(Stored {
         kind: GroupKind::Partial,
         place: place(1),
         ..base()
     }));
-    index.apply(removed(&[1, 2], 1));
+    index.apply(&removed(&[1, 2], 1));
     assert_eq!(index.counts().skipped(Cause::UnknownRemoval), 0);
 }
 
@@ -382,7 +382,7 @@ fn what_cannot_be_indexed_is_counted_by_its_cause() {
 fn salts_and_adapters_have_hashes_of_their_own() {
     let mut index = index();
     let tokens = [1, 2, 3, 4];
-    index.apply(Event::Stored(stored(&tokens, 0, 0)));
+    index.apply(&Event::Stored(stored(&tokens, 0, 0)));
     let renamed = |mut stored: Stored, by: u64| {
         for hash in &mut stored.hashes {
             hash.0 ^= by;
@@ -393,12 +393,12 @@ fn salts_and_adapters_have_hashes_of_their_own() {
         salt: Some("s1".into()),
         ..renamed(stored(&tokens, 0, 0), 1)
     };
-    index.apply(Event::Stored(salted));
+    index.apply(&Event::Stored(salted));
     let adapted = Stored {
         adapter: Some("a".into()),
         ..renamed(stored(&tokens, 0, 0), 2)
     };
-    index.apply(Event::Stored(adapted));
+    index.apply(&Event::Stored(adapted));
     let found = held(&mut index);
     assert_eq!(found.len(), 6);
     for salt in ["", "s1"] {
@@ -418,6 +418,6 @@ fn an_index_that_grows_beyond_reason_is_given_up() {
     stored.hashes = (0..=SMALLEST_BOUND as u64).map(EngineHash).collect();
     stored.extra = vec![Vec::new(); stored.hashes.len()];
     stored.tokens = many;
-    assert!(!index.apply(Event::Stored(stored)));
+    assert!(!index.apply(&Event::Stored(stored)));
     assert!(index.is_empty());
 }

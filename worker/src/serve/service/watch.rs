@@ -10,27 +10,84 @@
 use std::sync::Arc;
 
 use async_stream::stream;
+use baton_placement::coefficients::WorkerCoefficients;
 use baton_protocol::hash::BlockHash;
 use baton_protocol::wire::{self, WatchEvent, watch_event::Event};
 use futures::Stream;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::kv::events::{CacheChange, CacheEvent, EventsSince};
 use crate::serve::daemon::Daemon;
 
+/// What a stream tells of: a worker with its own engine, or one life of a server that a daemon runs beside.
+pub(crate) trait Watched: Send + Sync {
+    fn incarnation(&self) -> u64;
+    fn card_json(&self) -> &str;
+    /// Number of the newest cache event; changes when there is a newer one.
+    fn cache_changes(&self) -> watch::Receiver<u64>;
+    fn events_since(&self, sequence: u64) -> EventsSince;
+    /// All that can be hit, and the number of the last event in it.
+    fn snapshot(&self) -> (u64, Vec<BlockHash>);
+    fn load(&self) -> watch::Receiver<wire::Load>;
+    fn coefficients(&self) -> watch::Receiver<WorkerCoefficients>;
+    fn draining(&self) -> watch::Receiver<bool>;
+    /// Ends the stream.
+    fn ended(&self) -> &CancellationToken;
+}
+
+impl Watched for Daemon {
+    fn incarnation(&self) -> u64 {
+        self.card.incarnation.0
+    }
+
+    fn card_json(&self) -> &str {
+        &self.card_json
+    }
+
+    fn cache_changes(&self) -> watch::Receiver<u64> {
+        self.pool.watch_events()
+    }
+
+    fn events_since(&self, sequence: u64) -> EventsSince {
+        self.pool.events_since(sequence)
+    }
+
+    fn snapshot(&self) -> (u64, Vec<BlockHash>) {
+        self.pool.snapshot()
+    }
+
+    fn load(&self) -> watch::Receiver<wire::Load> {
+        self.load.subscribe()
+    }
+
+    fn coefficients(&self) -> watch::Receiver<WorkerCoefficients> {
+        self.coefficients.subscribe()
+    }
+
+    fn draining(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
+    }
+
+    fn ended(&self) -> &CancellationToken {
+        &self.stop
+    }
+}
+
 /// Hashes in one message: 1 MiB with the rest of the message.
 const HASHES: usize = 65_000;
 
-pub(super) fn events(
-    daemon: Arc<Daemon>,
+pub(crate) fn events<W: Watched + 'static>(
+    watched: Arc<W>,
     request: wire::WatchRequest,
 ) -> impl Stream<Item = Result<WatchEvent, Status>> + Send {
     stream! {
-        let mut changes = daemon.pool.watch_events();
-        let mut load = daemon.load.subscribe();
-        let mut coefficients = daemon.coefficients.subscribe();
-        let mut draining = daemon.draining.subscribe();
-        let mut feed = Feed::new(daemon.card.incarnation.0, &request);
+        let mut changes = watched.cache_changes();
+        let mut load = watched.load();
+        let mut coefficients = watched.coefficients();
+        let mut draining = watched.draining();
+        let mut feed = Feed::new(watched.incarnation(), &request);
 
         // What is not in the log is always told.
         load.mark_changed();
@@ -42,7 +99,7 @@ pub(super) fn events(
             if first || seen {
                 changes.mark_unchanged();
                 let since = match feed.resumes_from() {
-                    Some(sequence) => daemon.pool.events_since(sequence),
+                    Some(sequence) => watched.events_since(sequence),
                     None => EventsSince::TooOld,
                 };
                 let messages = match since {
@@ -50,10 +107,10 @@ pub(super) fn events(
                     EventsSince::TooOld => {
                         if first {
                             yield Ok(feed.repeat(Event::Card(wire::Card {
-                                json: daemon.card_json.clone(),
+                                json: watched.card_json().to_owned(),
                             })));
                         }
-                        let (sequence, hashes) = daemon.pool.snapshot();
+                        let (sequence, hashes) = watched.snapshot();
                         feed.snapshot(sequence, &hashes)
                     }
                 };
@@ -78,7 +135,7 @@ pub(super) fn events(
                 yield Ok(feed.repeat(Event::Load(now)));
             }
             tokio::select! {
-                () = daemon.stop.cancelled() => break,
+                () = watched.ended().cancelled() => break,
                 // An error says that the sender is gone, and the worker with it.
                 changed = changes.changed() => {
                     if changed.is_err() { break }

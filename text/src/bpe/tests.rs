@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::file::{character_of, llama3};
 use super::*;
-use crate::text::words::tests::text;
+use crate::words::tests::text;
 
 fn named(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| character_of(byte)).collect()

@@ -7,8 +7,7 @@ use super::bpe::{BytePairs, Unfit};
 use super::segments::Segments;
 use super::template::{ChatTemplate, TemplateArtifact, TemplateError};
 use super::vocabulary::{UnsupportedDecoder, Vocabulary};
-use crate::openai::chat::ChatRequest;
-use crate::run::TextArtifacts;
+use crate::chat::Chat;
 
 /// Everything that turns text of a model into tokens and back.
 #[derive(Debug)]
@@ -57,14 +56,15 @@ pub enum PromptError {
 }
 
 impl ModelText {
-    /// Compiles what workers serve. Takes up to a second for a large vocabulary.
-    pub fn compile(artifacts: &TextArtifacts) -> Result<Self, UnusableArtifact> {
+    /// Compiles what workers serve: a Hugging Face `tokenizer.json`, and the template as
+    /// [`TemplateArtifact`](super::template::TemplateArtifact) has it. Takes up to a second for a large vocabulary.
+    pub fn compile(tokenizer_json: &[u8], chat_template: &[u8]) -> Result<Self, UnusableArtifact> {
         let broken = |error: tokenizers::Error| UnusableArtifact::Tokenizer(error.to_string());
-        let mut tokenizer = Tokenizer::from_bytes(&artifacts.tokenizer).map_err(broken)?;
+        let mut tokenizer = Tokenizer::from_bytes(tokenizer_json).map_err(broken)?;
         // Settings of a training run: a prompt is served whole or refused.
         tokenizer.with_truncation(None).map_err(broken)?;
         tokenizer.with_padding(None);
-        let artifact: TemplateArtifact = serde_json::from_slice(&artifacts.chat_template)?;
+        let artifact: TemplateArtifact = serde_json::from_slice(chat_template)?;
         let template = if artifact.chat_template.is_empty() {
             None
         } else {
@@ -75,20 +75,25 @@ impl ModelText {
             .flatten()
             .map(String::as_str)
             .collect();
-        let vocabulary = Vocabulary::new(&tokenizer, &artifacts.tokenizer, &control)?;
+        let vocabulary = Vocabulary::new(&tokenizer, tokenizer_json, &control)?;
         let bos = artifact
             .bos_token
             .filter(|_| artifact.add_bos)
             .and_then(|token| tokenizer.token_to_id(&token));
         Ok(Self {
             longest_token: longest_token(&tokenizer, &vocabulary),
-            pairs: BytePairs::new(&artifacts.tokenizer, &tokenizer),
+            pairs: BytePairs::new(tokenizer_json, &tokenizer),
             segments: Segments::default(),
             tokenizer,
             vocabulary,
             template,
             bos,
         })
+    }
+
+    /// Whether it has a chat template.
+    pub fn chats(&self) -> bool {
+        self.template.is_some()
     }
 
     pub fn vocabulary(&self) -> &Vocabulary {
@@ -107,15 +112,15 @@ impl ModelText {
     }
 
     /// The text of a chat's prompt.
-    pub fn render(&self, request: &ChatRequest, now: Timestamp) -> Result<String, PromptError> {
+    pub fn render(&self, chat: &Chat, now: Timestamp) -> Result<String, PromptError> {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
-        if let Some(path) = request
+        if let Some(path) = chat
             .first_tool_calls()
             .filter(|_| !template.shows_tool_calls())
         {
             return Err(PromptError::ToolCalls(path));
         }
-        template.render(request, now).map_err(|error| match error {
+        template.render(chat, now).map_err(|error| match error {
             TemplateError::Refusal(words) => PromptError::Refused(words),
             TemplateError::Request(words) => PromptError::Unshown(words),
             TemplateError::Fault(words) => PromptError::Broken(words),
@@ -164,13 +169,13 @@ fn longest_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> Option<usize
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use serde_json::json;
 
     use super::super::vocabulary::tests::tokenizer_json;
     use super::*;
 
-    fn artifacts(template: &str, add_bos: bool) -> TextArtifacts {
+    /// `tokenizer.json` and the template's artifact.
+    fn artifacts(template: &str, add_bos: bool) -> (Vec<u8>, Vec<u8>) {
         let decoder = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
         let template = TemplateArtifact {
             chat_template: template.to_owned(),
@@ -178,33 +183,34 @@ mod tests {
             eos_token: None,
             add_bos,
         };
-        TextArtifacts {
-            tokenizer_digest: "t".into(),
-            tokenizer: Bytes::from(tokenizer_json(&["h", "i", "<s>"], &["<s>"], &decoder)),
-            chat_template_digest: "c".into(),
-            chat_template: Bytes::from(serde_json::to_vec(&template).unwrap()),
-            max_context: 100,
-        }
+        (
+            tokenizer_json(&["h", "i", "<s>"], &["<s>"], &decoder),
+            serde_json::to_vec(&template).unwrap(),
+        )
     }
 
-    fn chat(messages: &str) -> ChatRequest {
-        ChatRequest::parse(format!("{{\"model\": \"m\", \"messages\": {messages}}}").as_bytes())
-            .unwrap()
+    fn compiled(template: &str, add_bos: bool) -> ModelText {
+        let (tokenizer, template) = artifacts(template, add_bos);
+        ModelText::compile(&tokenizer, &template).unwrap()
+    }
+
+    fn chat(messages: &str) -> Chat {
+        Chat::of(serde_json::from_str(messages).unwrap())
     }
 
     #[test]
     fn a_sequence_begins_once_with_its_first_token_and_only_where_asked() {
-        let model = ModelText::compile(&artifacts("", true)).unwrap();
+        let model = compiled("", true);
         assert_eq!(model.encode("hi", true, "").unwrap(), [2, 0, 1]);
         assert_eq!(model.encode("<s>hi", true, "").unwrap(), [2, 0, 1]);
         assert_eq!(model.encode("hi", false, "").unwrap(), [0, 1]);
-        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        let model = compiled("", false);
         assert_eq!(model.encode("hi", true, "").unwrap(), [0, 1]);
     }
 
     #[test]
     fn the_least_number_of_tokens_is_never_more_than_there_are() {
-        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        let model = compiled("", false);
         // The longest token is "<s>".
         assert_eq!(model.least_tokens("hihihi"), 2);
         for text in ["", "h", "hihih", "<s><s>h"] {
@@ -214,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_model_without_a_template_does_not_chat() {
-        let model = ModelText::compile(&artifacts("", false)).unwrap();
+        let model = compiled("", false);
         let error = model
             .render(
                 &chat(r#"[{"role": "user", "content": "hi"}]"#),
@@ -226,17 +232,13 @@ mod tests {
 
     #[test]
     fn tool_calls_that_the_template_would_drop_are_refused_by_path() {
-        let messages = r#"[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]"#;
-        let model = ModelText::compile(&artifacts("{{ messages[0].content }}", false)).unwrap();
+        let messages = r#"[{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]"#;
+        let model = compiled("{{ messages[0].content }}", false);
         let error = model
             .render(&chat(messages), Timestamp::UNIX_EPOCH)
             .unwrap_err();
         assert!(matches!(error, PromptError::ToolCalls(path) if path == "messages[0].tool_calls"));
-        let model = ModelText::compile(&artifacts(
-            "{{ messages[0].tool_calls[0].function.name }}",
-            false,
-        ))
-        .unwrap();
+        let model = compiled("{{ messages[0].tool_calls[0].function.name }}", false);
         assert_eq!(
             model
                 .render(&chat(messages), Timestamp::UNIX_EPOCH)
@@ -247,28 +249,23 @@ mod tests {
 
     #[test]
     fn files_that_are_no_tokenizer_or_template_say_which() {
-        let mut broken = artifacts("", false);
-        broken.tokenizer = Bytes::from_static(b"{}");
-        assert!(
-            ModelText::compile(&broken)
+        let refused = |tokenizer: &[u8], template: &[u8]| {
+            ModelText::compile(tokenizer, template)
                 .unwrap_err()
                 .to_string()
-                .starts_with("tokenizer.json cannot be loaded")
+        };
+        let (tokenizer, template) = artifacts("", false);
+        let error = refused(b"{}", &template);
+        assert!(
+            error.starts_with("tokenizer.json cannot be loaded"),
+            "{error}"
         );
-        let mut broken = artifacts("", false);
-        broken.chat_template = Bytes::from_static(b"x");
+        let error = refused(&tokenizer, b"x");
+        assert!(error.starts_with("the chat template artifact"), "{error}");
+        let error = refused(&tokenizer, &artifacts("{% for %}", false).1);
         assert!(
-            ModelText::compile(&broken)
-                .unwrap_err()
-                .to_string()
-                .starts_with("the chat template artifact")
-        );
-        let broken = artifacts("{% for %}", false);
-        assert!(
-            ModelText::compile(&broken)
-                .unwrap_err()
-                .to_string()
-                .starts_with("the chat template does not compile")
+            error.starts_with("the chat template does not compile"),
+            "{error}"
         );
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::text::words::Cut;
+use crate::words::Cut;
 
 /// Why a tokenizer is left to the `tokenizers` crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -166,7 +166,7 @@ pub(super) const SAMPLES: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::vocabulary::byte_of;
+    use crate::vocabulary::byte_of;
 
     #[test]
     fn each_byte_has_its_character() {

@@ -9,7 +9,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
 use super::python_json::to_json;
-use crate::openai::chat::ChatRequest;
+use crate::chat::Chat;
 
 /// What a worker serves under the digest of its chat template.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,8 +94,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template refuses, or cannot be rendered.
-    pub fn render(&self, request: &ChatRequest, now: Timestamp) -> Result<String, TemplateError> {
-        self.render_with(&request.template_arguments, request, now)
+    pub fn render(&self, chat: &Chat, now: Timestamp) -> Result<String, TemplateError> {
+        self.render_with(&chat.template_arguments, chat, now)
             .map_err(|error| self.whose_fault(&error, now))
     }
 
@@ -113,7 +113,7 @@ impl ChatTemplate {
         } else if unknown.contains(&error.kind()) {
             fault(error)
         } else {
-            let simplest = self.render_with(&serde_json::Map::new(), &ChatRequest::simplest(), now);
+            let simplest = self.render_with(&serde_json::Map::new(), &Chat::simplest(), now);
             match simplest {
                 Err(broken) if !raised(&broken) => fault(error),
                 _ => TemplateError::Request(readable(error)),
@@ -124,14 +124,14 @@ impl ChatTemplate {
     fn render_with(
         &self,
         arguments: &serde_json::Map<String, serde_json::Value>,
-        request: &ChatRequest,
+        chat: &Chat,
         now: Timestamp,
     ) -> Result<String, Error> {
         let mut context: Vec<(String, Value)> = arguments
             .iter()
             .map(|(name, value)| (name.clone(), Value::from(Serde(value))))
             .collect();
-        let mut messages = request.messages.clone();
+        let mut messages = chat.messages.clone();
         if !self.shows_developer {
             // The newer name of the same role.
             for message in messages
@@ -148,7 +148,7 @@ impl ChatTemplate {
                 ("eos_token", Value::from(self.eos_token.as_str())),
                 (
                     "add_generation_prompt",
-                    Value::from(request.add_generation_prompt),
+                    Value::from(chat.add_generation_prompt),
                 ),
                 (NOW, Value::from(now.as_second())),
             ]
@@ -259,11 +259,21 @@ mod tests {
             eos_token: Some("</s>".into()),
             add_bos: false,
         };
-        let request =
-            ChatRequest::parse(format!("{{\"model\": \"m\", {fields}}}").as_bytes()).unwrap();
+        let request = asked(fields);
         // 2026-11-29T17:45:00Z
         ChatTemplate::compile(&artifact)?
             .render(&request, Timestamp::from_second(1_795_974_300).unwrap())
+    }
+
+    /// A request's fields, as routers read them.
+    fn asked(fields: &str) -> Chat {
+        let fields: serde_json::Value = serde_json::from_str(&format!("{{{fields}}}")).unwrap();
+        let arguments = fields["chat_template_kwargs"].as_object();
+        Chat {
+            messages: serde_json::from_value(fields["messages"].clone()).unwrap(),
+            add_generation_prompt: fields["add_generation_prompt"].as_bool().unwrap_or(true),
+            template_arguments: arguments.cloned().unwrap_or_default(),
+        }
     }
 
     const HELLO: &str = r#""messages": [{"role": "user", "content": "hello"}]"#;

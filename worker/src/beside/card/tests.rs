@@ -1,0 +1,1 @@
+//! Cards of servers: what is observed, declared, unknown, and contradicted.

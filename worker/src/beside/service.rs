@@ -1,0 +1,129 @@
+//! The gRPC service beside a server: what is told of it. What it computes is asked for at its own port.
+
+use std::sync::Arc;
+
+use baton_protocol::card::Dispatch;
+use baton_protocol::wire::worker_server::Worker;
+use baton_protocol::wire::{self, DecodeEvent, PrefillEvent, WatchEvent};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::shared::Shared;
+use crate::serve::service::{Answers, chunks, watch};
+
+/// Implements `baton.worker.v1.Worker`.
+#[derive(Clone, Debug)]
+pub(crate) struct Service(pub(crate) Arc<Shared>);
+
+impl Service {
+    fn called_over_http(&self) -> Status {
+        let url = match self.0.current().map(|life| life.card.dispatch.clone()) {
+            Some(Dispatch::OpenAiHttp { url, .. }) => url,
+            _ => "its card's dispatch.url".to_owned(),
+        };
+        Status::failed_precondition(format!(
+            "worker {}: its server is called over HTTP: send the request to {url}",
+            self.0.config.name
+        ))
+    }
+
+    fn no_lease(&self) -> Status {
+        Status::failed_precondition(format!(
+            "worker {}: its server moves KV by connector {}, which has no leases here",
+            self.0.config.name,
+            self.0.config.engine.connector.word()
+        ))
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type WatchStream = Answers<WatchEvent>;
+    type PrefillStream = Answers<PrefillEvent>;
+    type DecodeStream = Answers<DecodeEvent>;
+    type ArtifactStream = Answers<wire::ArtifactChunk>;
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let life = self.0.living().map_err(Status::unavailable)?;
+        let events = watch::events(life, request.into_inner());
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn prefill(
+        &self,
+        _: Request<wire::PrefillRequest>,
+    ) -> Result<Response<Self::PrefillStream>, Status> {
+        Err(self.called_over_http())
+    }
+
+    async fn decode(
+        &self,
+        _: Request<Streaming<wire::DecodeRequest>>,
+    ) -> Result<Response<Self::DecodeStream>, Status> {
+        Err(self.called_over_http())
+    }
+
+    /// Nothing runs here: whoever called the server closes its connection.
+    async fn cancel(
+        &self,
+        _: Request<wire::CancelRequest>,
+    ) -> Result<Response<wire::CancelReply>, Status> {
+        Ok(Response::new(wire::CancelReply { cancelled: 0 }))
+    }
+
+    async fn claim(
+        &self,
+        _: Request<wire::ClaimRequest>,
+    ) -> Result<Response<wire::ClaimReply>, Status> {
+        Err(self.no_lease())
+    }
+
+    async fn renew(
+        &self,
+        _: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::RenewReply>, Status> {
+        Err(self.no_lease())
+    }
+
+    async fn complete(
+        &self,
+        _: Request<wire::CompleteRequest>,
+    ) -> Result<Response<wire::CompleteReply>, Status> {
+        Err(self.no_lease())
+    }
+
+    async fn release(
+        &self,
+        _: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseReply>, Status> {
+        Err(self.no_lease())
+    }
+
+    async fn drain(
+        &self,
+        request: Request<wire::DrainRequest>,
+    ) -> Result<Response<wire::DrainReply>, Status> {
+        self.0.set_draining(!request.into_inner().undo);
+        Ok(Response::new(wire::DrainReply {
+            operations: self.0.operations(),
+            leases: 0,
+        }))
+    }
+
+    async fn artifact(
+        &self,
+        request: Request<wire::ArtifactRequest>,
+    ) -> Result<Response<Self::ArtifactStream>, Status> {
+        let life = self.0.living().map_err(Status::unavailable)?;
+        let digest = request.into_inner().digest;
+        let Some(bytes) = life.artifacts.get(&digest) else {
+            return Err(Status::not_found(format!(
+                "artifact {digest}: worker {} has no such file: take the digests from its card",
+                self.0.config.name
+            )));
+        };
+        Ok(Response::new(chunks(bytes)))
+    }
+}
