@@ -22,7 +22,7 @@ use super::memory::Share;
 use super::stream::ended_early;
 use super::{Front, model_not_found, reply};
 use crate::forward::Forward;
-use crate::forward::asked::{self, Asked, Endpoint};
+use crate::forward::asked::{self, Asked, Endpoint, Prompt};
 use crate::forward::edit::Edit;
 use crate::forward::prompt;
 use crate::openai::answer::error_event;
@@ -169,9 +169,11 @@ fn read(
             edits.push(Edit::Replace("priority", allowed.to_string()));
         }
     }
-    let tokens = match route.endpoint {
-        Endpoint::Other => Err(Credit::Unread),
-        Endpoint::Chat | Endpoint::Completions => text.and_then(|text| {
+    let tokens = match (route.endpoint, prompt) {
+        (Endpoint::Other, _) => Err(Credit::Unread),
+        // The engine's own tokens, whatever makes them.
+        (_, Prompt::Tokens(tokens)) => Ok(tokens),
+        (_, prompt) => text.and_then(|text| {
             let now = front.clock.now().timestamp();
             prompt::tokens(&text, prompt, max_context, now, &cache_salt)
         }),

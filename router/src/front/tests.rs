@@ -25,8 +25,8 @@ use crate::clock::Clock;
 use crate::clock::Moment;
 use crate::policy::PolicyHandle;
 use crate::run::{
-    Dispatch, ModelListing, RunEvent, RunFailure, RunHandle, RunRequest, RunSink, TextArtifacts,
-    Usage, channel,
+    Dispatch, ModelListing, PassedOn, RunEvent, RunFailure, RunHandle, RunRequest, RunSink,
+    TextArtifacts, Usage, channel,
 };
 use crate::text::small_tokenizer::tokenizer_json;
 use crate::text::template::TemplateArtifact;
@@ -36,6 +36,7 @@ mod admission;
 mod answers;
 mod connections;
 mod encrypted;
+mod passing;
 mod refusals;
 mod requests;
 
@@ -43,6 +44,8 @@ mod requests;
 struct Scripted {
     policy: Arc<PolicyHandle>,
     artifacts: Option<Arc<TextArtifacts>>,
+    /// The policy's workers are engines.
+    engines: Option<PassedOn>,
     script: Vec<RunEvent>,
     /// Every run that was started; the test keeps its sink, or drops it.
     started: mpsc::UnboundedSender<(RunRequest, RunSink)>,
@@ -73,6 +76,14 @@ impl Dispatch for Scripted {
 
     fn artifacts(&self, _: &PolicyHandle) -> Option<Arc<TextArtifacts>> {
         self.artifacts.clone()
+    }
+
+    fn passed_on(&self, _: &PolicyHandle) -> Option<PassedOn> {
+        self.engines.clone()
+    }
+
+    fn passes_on(&self) -> bool {
+        self.engines.is_some()
     }
 
     fn ready(&self) -> Result<(), String> {
@@ -111,6 +122,7 @@ impl Setup {
                 artifacts: Some(Arc::new(artifacts(
                     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}",
                 ))),
+                engines: None,
                 script,
                 started: sender,
             },

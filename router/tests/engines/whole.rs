@@ -4,8 +4,12 @@ use baton_placement::place::Reason;
 use baton_placement::policy::Assurance;
 use baton_placement::record::{Credit, RunStatus};
 
+use baton_protocol::hash::{BlockHasher, HashKey};
+use baton_protocol::wire::{self, watch_event};
+
 use crate::engine::Engine;
 use crate::front::{Served, end};
+use crate::router::until;
 use crate::{NIXL, one, policy, samples};
 
 /// With everything that Baton does not know.
@@ -319,5 +323,49 @@ async fn a_client_that_leaves_closes_the_engines_connection() {
         reply.abort();
         call.closed().await;
         served.router.holds_nothing().await;
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_goes_where_its_prefix_is_and_the_record_says_what_was_credited() {
+    let mut first = Engine::start(samples::card("d0"), NIXL).await;
+    let mut second = Engine::start(samples::card("d1"), NIXL).await;
+    let served = Served::start(&policy(), &[&first, &second]).await;
+    let tokens: Vec<u32> = (0..200).collect();
+    let key = HashKey::from_bytes(&[0; 32]);
+    let identity = samples::card("d1").kv_identity;
+    let salted = |salt: &str| {
+        let chain = BlockHasher::new(&key, &identity, salt).chain(&tokens, 16);
+        let bytes: Vec<[u8; 16]> = chain.iter().map(|hash| hash.0.to_le_bytes()).collect();
+        bytes.concat()
+    };
+    let stored = wire::BlocksStored {
+        hashes: salted("").into(),
+    };
+    second.daemon.tell(1, watch_event::Event::Stored(stored));
+    until("the blocks are known", || {
+        served.router.workers.index_blocks() == 12
+    })
+    .await;
+    for (salt, cached) in [("", 192), (r#","cache_salt":"other""#, 0)] {
+        let body = format!(r#"{{"model":"m","prompt":{tokens:?}{salt}}}"#);
+        let reply = served.post("Aggregated", "/v1/completions", body);
+        let call = tokio::select! {
+            call = first.call() => call,
+            call = second.call() => call,
+        };
+        call.answer(200, "application/json", ANSWER.as_bytes())
+            .await;
+        let record = served.record(&end(reply).await.run()).await;
+        assert_eq!(record.input.credit, Some(Credit::Tokens));
+        assert_eq!(record.input.tokens, 200);
+        let holder = record
+            .candidates
+            .iter()
+            .find(|one| one.decode.as_str() == "d1");
+        assert_eq!(holder.unwrap().cached_tokens.decode, cached, "{salt}");
+        if cached > 0 {
+            assert_eq!(record.chosen().unwrap().decode.as_str(), "d1");
+        }
     }
 }
