@@ -47,6 +47,9 @@ use flags::Flags;
 /// Looks under way when the process is told to end. A pod has 30 s to end unless it says otherwise; the lease is given back after.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// How long one watch is asked for. A connection that is dead and says nothing is noticed 5 s later: until then its cache stands still.
+const WATCH_SECONDS: u32 = 60;
+
 /// Wrong input: exit status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -204,7 +207,7 @@ fn watch(
     stop: &CancellationToken,
 ) {
     let namespace = flags.namespace.as_deref();
-    let any = watcher::Config::default();
+    let any = watcher::Config::default().timeout(WATCH_SECONDS);
     let process = || Process {
         metrics: context.metrics.clone(),
         stop: stop.clone(),

@@ -176,8 +176,13 @@ fn begin(memory: &Mutex<Memory>, pod: &str, attempt: Attempt) {
 }
 
 fn end(memory: &Mutex<Memory>, pod: &str, fault: Option<&Fault>) {
-    if !fault.is_some_and(Fault::is_unanswered) {
-        memory.lock().uncertain.remove(pod);
+    let mut memory = memory.lock();
+    // Nobody else uses the names that are made up here: a pod that is there already is that of an earlier try of the same request, whose
+    // answer was lost. The client tries again by itself.
+    let creates = matches!(memory.uncertain.get(pod), Some(Attempt::Create));
+    let is_there = creates && fault.is_some_and(|fault| fault.class() == Class::Conflict);
+    if !is_there && !fault.is_some_and(Fault::is_unanswered) {
+        memory.uncertain.remove(pod);
     }
 }
 

@@ -4,7 +4,10 @@
 //! status and disruption budgets applied under their own.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, Secret};
 use k8s_openapi::api::events::v1::Event;
@@ -80,8 +83,15 @@ impl Writes {
     ) -> Result<T, Fault> {
         self.may()?;
         self.metrics.wrote(verb, resource);
-        request
-            .await
+        let mut request = pin!(request);
+        // The client tries again by itself where the server says that it is busy. Whoever has lost the lease in such a pause, or was
+        // stopped in it, must not send what it meant to write then.
+        let answer = poll_fn(|context| match self.may() {
+            Ok(()) => request.as_mut().poll(context).map(Ok),
+            Err(fault) => Poll::Ready(Err(fault)),
+        });
+        answer
+            .await?
             .map_err(|source| Fault::api(format!("{verb} {resource} {object}"), source))
     }
 

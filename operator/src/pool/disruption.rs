@@ -2,9 +2,7 @@
 
 use baton_crds::labels;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
-    LabelSelector, LabelSelectorRequirement, ObjectMeta,
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::action::Action;
@@ -72,14 +70,11 @@ fn budget(observed: &Observed, least: i32) -> PodDisruptionBudget {
         },
         spec: Some(PodDisruptionBudgetSpec {
             min_available: Some(IntOrString::Int(least)),
-            // A pod that drains is on its way out: it counts neither as what has to stay nor against others' leaving.
+            // A pod that drains is not ready and so does not count. It must not be left out by its label: the cluster's controller looks at a
+            // budget when a pod that it selects changes, and would not hear that one has just ceased to be among them.
             selector: Some(LabelSelector {
                 match_labels: Some(selector(&pool.name, pool.role)),
-                match_expressions: Some(vec![LabelSelectorRequirement {
-                    key: labels::DRAINING.to_owned(),
-                    operator: "NotIn".to_owned(),
-                    values: Some(vec!["true".to_owned()]),
-                }]),
+                match_expressions: None,
             }),
             // A pod that is not ready serves nobody, and must not keep a node from being emptied.
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),

@@ -7,6 +7,7 @@
 //! - What is deleted in a step makes room in the next one, when it was seen to be gone. So a deletion that fails costs nothing.
 //! - A pod that does not serve and holds no work ([`Member::is_broken`]) costs nothing when it goes, so a revision that never came up
 //!   does not stand in the way of its own fix.
+//! - Pods that would stay beyond `replicas + maxSurge` (a spec was changed in a rollout that is stuck) go as far as they are broken.
 //! - A pod that serves and is not ready just now does cost: many of them at once are more often a fault of the cluster than theirs.
 //! - Who is drained and wanted again is taken back before anything is created: its cache is warm.
 //! - With `rollout.paused` every revision counts as the current one.
@@ -234,4 +235,16 @@ fn removals<'m, 'a>(
         steps.look_within(drain::LOOK);
         steps.drain.push((member, why));
     }
+    let goes = |member: &Member<'_>| {
+        let drains = steps.drain.iter().any(|(other, _)| other.uid == member.uid);
+        drains || steps.delete.iter().any(|one| one.member.uid == member.uid)
+    };
+    let staying: Vec<_> = serving.into_iter().filter(|member| !goes(member)).collect();
+    let excess = staying.len().saturating_sub(bounds.most);
+    let broken = staying.into_iter().filter(|member| member.is_broken());
+    let excess: Vec<_> = broken.take(excess).collect();
+    steps.delete.extend(excess.into_iter().map(|member| {
+        let (why, grace) = (Why::ScaleDown, None);
+        Deletion { member, why, grace }
+    }));
 }

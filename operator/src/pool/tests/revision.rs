@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use baton_crds::PoolRole;
+
 use super::scene::{Scene, changed, observed};
-use crate::pool::Level;
-use crate::pool::render::Rendered;
+use crate::pool::render::{Rendered, selector};
+use crate::pool::{Action, Level, disruption};
 
 fn revision(change: &Value) -> String {
     Scene::new(change).revision()
@@ -107,4 +109,23 @@ fn pods_of_engines_inside_the_worker_have_the_revisions_that_they_had() {
         "zkjvfv9zsv"
     );
     assert_eq!(revision(&everything), "krxtpd92gl");
+}
+
+#[test]
+fn pools_of_both_kinds_may_share_a_name_and_never_a_pod() {
+    let of = |role: PoolRole| {
+        let mut scene = Scene::new(&json!({}));
+        scene.observed.pool.role = role;
+        let name = match &scene.plan().actions[0] {
+            Action::CreatePod(pod) => pod.metadata.name.clone().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let budget = disruption::name(&scene.observed.pool);
+        (scene.revision(), name, selector("chat", role), budget)
+    };
+    let (prefill, decode) = (of(PoolRole::Prefill), of(PoolRole::Decode));
+    assert_ne!(prefill.0, decode.0, "a revision covers the role");
+    assert_ne!(prefill.1, decode.1, "and a pod's name its revision");
+    assert_ne!(prefill.2, decode.2);
+    assert_ne!(prefill.3, decode.3);
 }

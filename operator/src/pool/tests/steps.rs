@@ -312,6 +312,17 @@ fn a_new_revision_that_never_comes_up_takes_no_more_than_one_replica_away() {
 }
 
 #[test]
+fn of_a_stuck_rollout_in_a_pool_that_shrinks_what_is_too_much_and_broken_goes() {
+    let stuck = |name: &str| pod(name).waiting("ImagePullBackOff", "no such image");
+    let builds = [ready("a").old(), stuck("n1"), stuck("n2")];
+    let moves = |replicas: i32| scene(&json!({"replicas": replicas}), builds.clone()).moves();
+    assert_eq!(moves(3), [""; 0]);
+    let gone = moves(2);
+    assert_eq!(gone.len(), 1, "{gone:?}");
+    assert!(gone[0].starts_with("delete n"), "{gone:?}");
+}
+
+#[test]
 fn a_pool_can_grow_while_it_rolls() {
     let builds = [
         ready("a").old(),
