@@ -33,6 +33,8 @@ pub(crate) enum Command {
     /// Ends the process group of this leader when standard input ends without a word.
     #[command(name = crate::up::group::COMMAND, hide = true)]
     EndGroup { leader: u32 },
+    /// Workers, their blocks and work, and pairs with their breakers, as routers see them now.
+    Top(TopArguments),
 }
 
 #[derive(Debug, Args)]
@@ -172,7 +174,7 @@ pub(crate) struct ExplainArguments {
 /// Which routers of which cluster are asked.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArguments {
-    /// Ask the router pod that took the run, through kubectl: the default of `kubectl baton`, unless --admin or --state-dir is given.
+    /// Ask router pods through kubectl: the default of `kubectl baton`, unless --admin or --state-dir is given.
     #[arg(long, env = "BATON_KUBERNETES")]
     pub(crate) kubernetes: bool,
     /// The routers' namespace [default: the current one of kubectl].
@@ -181,6 +183,26 @@ pub(crate) struct ClusterArguments {
     /// The context of kubectl [default: the current one].
     #[arg(long, env = "BATON_CONTEXT")]
     pub(crate) context: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    /// A router's admin address, HOST:PORT or URL [default: 127.0.0.1:8001].
+    #[arg(long, value_name = "ADDRESS", env = "BATON_ADMIN")]
+    pub(crate) admin: Option<String>,
+    /// The token that the router's admin port asks for.
+    #[arg(long, value_name = "FILE", env = "BATON_ADMIN_TOKEN_FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// Look once, as where nobody watches: the output is no terminal, or for programs.
+    #[arg(long, env = "BATON_ONCE")]
+    pub(crate) once: bool,
+    /// Between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, env = "BATON_SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
 }
 
 #[derive(Debug, Args)]

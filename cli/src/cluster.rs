@@ -23,6 +23,54 @@ use crate::records::Records;
 use forward::Forward;
 use kubectl::{Failure, Kubectl};
 
+/// Routers to ask again and again.
+#[derive(Debug)]
+pub(crate) struct Routers {
+    /// By name.
+    clients: Vec<(String, Client)>,
+    /// They stand as long as this.
+    _forwards: Vec<Forward>,
+}
+
+impl Routers {
+    /// One that is reached without `kubectl`.
+    pub(crate) fn one(client: Client) -> Self {
+        Self {
+            clients: vec![(client.base().to_owned(), client)],
+            _forwards: Vec::new(),
+        }
+    }
+
+    /// All that run in the namespace now.
+    ///
+    /// # Errors
+    /// `kubectl` is missing or refused, or no router runs: each says what to do.
+    pub(crate) async fn of_cluster(
+        arguments: &ClusterArguments,
+        token_file: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let kubectl = Kubectl::new(arguments);
+        let pods = routers(&kubectl).await?;
+        let token = token_for(&kubectl, token_file).await?;
+        let (mut clients, mut forwards) = (Vec::new(), Vec::new());
+        for pod in &pods {
+            let forward = Forward::to(&kubectl, pod, admin_port(pod)).await?;
+            let client = Client::new(forward.address())?.with_token(token.clone());
+            clients.push((name(pod).to_owned(), client));
+            forwards.push(forward);
+        }
+        Ok(Self {
+            clients,
+            _forwards: forwards,
+        })
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Client)> {
+        let all = self.clients.iter();
+        all.map(|(name, client)| (name.as_str(), client))
+    }
+}
+
 /// Hex digits at the end of a run id; before them and a dash stands the router.
 const RANDOM_DIGITS: usize = 32;
 /// Where a router serves it, if its pod does not say.
@@ -43,10 +91,7 @@ pub(crate) async fn find(
     } else {
         vec![router_of(run, &kubectl).await?]
     };
-    let token = match token_file {
-        Some(_) => token(token_file)?,
-        None => admin_token(&kubectl).await?,
-    };
+    let token = token_for(&kubectl, token_file).await?;
     let mut newest: Option<DecisionRecord> = None;
     for pod in &pods {
         let forward = Forward::to(&kubectl, pod, admin_port(pod)).await?;
@@ -116,6 +161,14 @@ async fn routers(kubectl: &Kubectl) -> anyhow::Result<Vec<Value>> {
             "no router runs in {}: name the namespace with -n",
             kubectl.place()
         ))),
+    }
+}
+
+/// The token of the file, else of the cluster's Secret.
+async fn token_for(kubectl: &Kubectl, file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match file {
+        Some(_) => token(file),
+        None => admin_token(kubectl).await,
     }
 }
 

@@ -1,10 +1,10 @@
-//! `baton`: serve resources on this machine, ask, explain and replay. Also `kubectl baton`, by its own name.
+//! `baton`: serve resources on this machine, ask, explain, replay and watch. Also `kubectl baton`, by its own name.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`arguments`], [`failure`], [`terminal`], [`table`] | the command line, how it ends, what it prints |
 //! | [`up`] | `baton up` |
-//! | [`ask`], [`explain`], [`replay`] | the other commands |
+//! | [`ask`], [`explain`], [`replay`], [`top`] | the other commands |
 //! | [`manifests`] | files of resources, and their policies as placement has them |
 //! | [`model`] | models fetched once and kept |
 //! | [`client`], [`records`] | a router over HTTP; decision records from it or from files |
@@ -25,6 +25,7 @@ mod records;
 mod replay;
 mod table;
 mod terminal;
+mod top;
 mod up;
 
 use std::ffi::OsString;
@@ -70,12 +71,16 @@ fn choose_place(
     matches: &ArgMatches,
     plugin: bool,
 ) -> Result<(), clap::Error> {
-    let (Command::Explain(explain), Some(("explain", matches))) =
-        (&mut arguments.command, matches.subcommand())
-    else {
-        return Ok(());
+    let (cluster, matches) = match (&mut arguments.command, matches.subcommand()) {
+        (Command::Explain(explain), Some((_, matches))) => (&mut explain.cluster, matches),
+        (Command::Top(top), Some((_, matches))) => (&mut top.cluster, matches),
+        _ => return Ok(()),
     };
-    let said = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    // Of the two, only `explain` reads a state directory.
+    let said = |id: &str| {
+        let known = matches.try_contains_id(id).is_ok();
+        known && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
     let other = [("admin", "--admin"), ("state_dir", "--state-dir")]
         .into_iter()
         .find(|(id, _)| said(id));
@@ -86,11 +91,11 @@ fn choose_place(
             Err(command(plugin).error(ErrorKind::ArgumentConflict, message))
         }
         Some(_) => {
-            explain.cluster.kubernetes = false;
+            cluster.kubernetes = false;
             Ok(())
         }
         None => {
-            explain.cluster.kubernetes |= plugin;
+            cluster.kubernetes |= plugin;
             Ok(())
         }
     }
@@ -118,6 +123,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Verdict> {
             Command::Explain(arguments) => explain::explain(arguments).await,
             Command::Replay(arguments) => replay::replay(arguments).await,
             Command::EndGroup { leader } => up::group::watch(leader),
+            Command::Top(arguments) => top::top(arguments).await,
         }
     })
 }
@@ -146,6 +152,7 @@ mod tests {
         choose_place(&mut arguments, &matches, plugin).map_err(|error| error.to_string())?;
         match arguments.command {
             Command::Explain(explain) => Ok(explain.cluster.kubernetes),
+            Command::Top(top) => Ok(top.cluster.kubernetes),
             other => panic!("{other:?}"),
         }
     }
@@ -157,6 +164,9 @@ mod tests {
         assert_eq!(in_cluster("baton explain r --kubernetes"), Ok(true));
         assert_eq!(in_cluster("baton explain r"), Ok(false));
         assert_eq!(in_cluster("kubectl-baton explain r --admin h:1"), Ok(false));
+        assert_eq!(in_cluster("kubectl-baton top"), Ok(true));
+        assert_eq!(in_cluster("kubectl-baton top --admin h:1"), Ok(false));
+        assert_eq!(in_cluster("baton top"), Ok(false));
         assert_eq!(
             in_cluster("kubectl-baton explain r --state-dir d"),
             Ok(false)

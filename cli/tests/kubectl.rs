@@ -1,4 +1,4 @@
-//! `kubectl baton explain` from end to end, with a script in the place of `kubectl` and a router's admin port on loopback.
+//! `kubectl baton explain` and `top` from end to end, with a script in the place of `kubectl` and a router's admin port on loopback.
 
 // The lint knows test functions only, and what they share is test code as well.
 #![allow(clippy::unwrap_used)]
@@ -97,8 +97,11 @@ impl Scene {
     }
 
     fn explain_on(&self, path: &str, words: &[&str]) -> (Option<i32>, String, String) {
+        self.call(path, &[&["explain"], words].concat())
+    }
+
+    fn call(&self, path: &str, words: &[&str]) -> (Option<i32>, String, String) {
         let output = Command::new(self.file("bin/kubectl-baton"))
-            .arg("explain")
             .args(words)
             .current_dir(self.folder.path())
             .env_clear()
@@ -134,6 +137,11 @@ fn answer(mut stream: TcpStream) -> String {
         )
     } else if head.starts_with(&format!("get /v1/decisions/{RUN} ")) {
         (200, sample::line(RUN))
+    } else if head.starts_with("get /v1/fleet ") {
+        (
+            200,
+            r#"{"workers":[{"id":"d-0","pool":"decode","state":"Ready"}],"pairs":[]}"#.to_owned(),
+        )
     } else if head.starts_with("get /v1/decisions?last=1 ") {
         (200, format!("[{}]", sample::line(RUN)))
     } else {
@@ -191,6 +199,25 @@ fn last_is_the_newest_record_of_all_routers_and_json_is_for_programs() {
             .calls()
             .contains("app.kubernetes.io/name=baton-router")
     );
+}
+
+#[test]
+fn top_shows_what_every_router_sees_and_ends_where_nobody_watches() {
+    let scene = Scene::new();
+    let path = format!("{}:/usr/bin:/bin", scene.file("bin").display());
+    let (status, out, err) = scene.call(&path, &["top", "-n", "serving"]);
+    assert_eq!((status, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with(&format!("router {POD}\n")), "{out}");
+    assert!(out.contains("d-0"), "{out}");
+    let (status, out, err) = scene.call(&path, &["top", "--output", "json"]);
+    assert_eq!((status, err.as_str()), (Some(0), ""));
+    let seen: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(seen[0]["router"], POD);
+    assert_eq!(seen[0]["fleet"]["workers"][0]["id"], "d-0");
+    // Elsewhere than in the cluster nobody answers, and kubectl is not called for it.
+    let before = scene.calls();
+    let (status, _, err) = scene.call(&path, &["top", "--admin", "127.0.0.1:1"]);
+    assert_eq!((status, scene.calls()), (Some(1), before), "{err}");
 }
 
 #[test]
