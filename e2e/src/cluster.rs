@@ -1,21 +1,26 @@
 //! A real Kubernetes under test: started by `e2e/cluster/cluster` and ended with the value, or one that exists.
 //!
 //! - [`kubectl`]: the client, which is the real program.
-//! - [`imagined`]: a node whose pods are processes of this machine. [`operated`]: the operator beside a control plane.
-//! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile.
+//! - [`imagined`]: a node whose pods are processes of this machine. [`operated`]: the operator beside a control plane, [`two_pools`]: with
+//!   something to do. [`faulty`]: a way to the API server that fails as told.
+//! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile. [`service`]: what follows its pods.
 //!
 //! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, and nothing of it is started or stopped. Otherwise each value is a
 //! cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
-//! line and gives none.
+//! line and gives none. `BATON_IDLE_SECONDS`: see [`quiet`].
 
+pub mod faulty;
 pub mod imagined;
 pub mod installed;
 pub mod kubectl;
 pub mod load;
 pub mod operated;
+pub mod service;
+pub mod two_pools;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
@@ -164,6 +169,14 @@ pub fn images(names: &[&str]) -> Option<Vec<PathBuf>> {
         return None;
     }
     Some(archives)
+}
+
+/// For how long a test watches that nothing is written to a cluster at rest: `BATON_IDLE_SECONDS`, or 65 s, in which workers and routers
+/// are asked again.
+pub fn quiet() -> Duration {
+    let seconds = std::env::var("BATON_IDLE_SECONDS");
+    let seconds = seconds.ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(65))
 }
 
 /// Whether this machine can have a cluster; where it cannot, the reason is on a line of its own.

@@ -7,14 +7,13 @@ use anyhow::{Context, Result, ensure};
 use baton_e2e::cluster::installed::{Installed, NAMESPACE};
 use baton_e2e::cluster::kubectl::condition;
 use baton_e2e::cluster::load::Load;
+use baton_e2e::cluster::quiet;
 use baton_e2e::manifest::Manifest;
-use baton_e2e::{scenario, wait};
+use baton_e2e::{scenario, told, wait};
 use serde_json::Value;
 
 /// Kubernetes gives a silent node 40 to 50 s before it says so, and what is lost on it goes some seconds after that.
 const AFTER_POWER_LOSS: Duration = Duration::from_secs(180);
-/// For how long nobody does anything.
-const QUIET: Duration = Duration::from_secs(60);
 
 /// Two decode workers, on two nodes; pods leave a node that is gone at once instead of after five minutes.
 fn manifest() -> String {
@@ -32,7 +31,7 @@ fn manifest() -> String {
 fn what_is_lost_is_replaced_and_a_quiet_cluster_is_not_written_to() {
     scenario(async {
         // Two, one on each node: whichever node is lost, somebody is there to notice.
-        let Some(baton) = Installed::on_nodes(2, &["operator.replicas=2"])? else {
+        let Some(baton) = Installed::on_nodes(2, &["operator.replicas=2"]).await? else {
             return Ok(());
         };
         baton.apply(&manifest())?;
@@ -60,7 +59,7 @@ async fn nobody_writes(baton: &Installed) -> Result<()> {
     let log = baton.cluster.folder()?.join("logs/audit.jsonl");
     let before = std::fs::metadata(&log)?.len();
     // The one wait for a length of time: that nothing happens cannot be seen earlier.
-    tokio::time::sleep(QUIET).await;
+    tokio::time::sleep(quiet()).await;
     let text = std::fs::read_to_string(&log)?;
     let start = usize::try_from(before)?;
     let mut written: BTreeMap<String, u32> = BTreeMap::new();
@@ -97,6 +96,10 @@ async fn nobody_writes(baton: &Installed) -> Result<()> {
         leases > 0,
         "the operator renews its lease, and the log has none of it"
     );
+    let quiet = quiet();
+    told(&format!(
+        "at rest for {quiet:?}: 0 writes, {leases} renewals of the lease"
+    ));
     Ok(())
 }
 
@@ -176,7 +179,8 @@ async fn power_lost(baton: &Installed) -> Result<()> {
         }
     })
     .await?;
-    // Routers know it too by now: nothing is sent to what is gone.
+    // Routers know it too by now: nothing is sent to what is gone. One of them may have been there itself.
+    baton.reachable().await?;
     let load = Load::start(baton.api, "tiny", 2, 16);
     load.more(10).await?;
     load.all_well().await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use baton_e2e::cluster::installed::Installed;
+use baton_e2e::cluster::installed::{Installed, NAMESPACE};
 use baton_e2e::cluster::kubectl::condition;
 use baton_e2e::cluster::load::Load;
 use baton_e2e::manifest::Manifest;
@@ -31,9 +31,9 @@ fn manifest(decode: u32) -> String {
 }
 
 #[test]
-fn scaling_draining_and_deleting_under_load_fails_no_request() {
+fn scaling_draining_evicting_and_deleting_under_load_fails_no_request() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(2, &[])? else {
+        let Some(baton) = Installed::on_nodes(2, &[]).await? else {
             return Ok(());
         };
         baton.apply(&manifest(3))?;
@@ -42,9 +42,13 @@ fn scaling_draining_and_deleting_under_load_fails_no_request() {
         load.more(CLIENTS).await?;
 
         scaled_down(&baton)?;
+        last_one_is_not_evicted(&baton)?;
         load.more(CLIENTS).await?;
         baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
         decode_pods(&baton, 3)?;
+
+        evicted(&baton)?;
+        load.more(CLIENTS).await?;
 
         deleted(&baton)?;
         load.more(CLIENTS).await?;
@@ -63,7 +67,7 @@ fn scaling_draining_and_deleting_under_load_fails_no_request() {
 #[test]
 fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(1, &[])? else {
+        let Some(baton) = Installed::on_nodes(1, &[]).await? else {
             return Ok(());
         };
         baton.apply(&manifest(2))?;
@@ -126,14 +130,78 @@ fn scaled_down(baton: &Installed) -> Result<()> {
     decode_pods(baton, 1)
 }
 
+/// The budget's controller follows the pods: an eviction counts by what it has said last.
+fn evictions_allowed(baton: &Installed, count: u64) -> Result<()> {
+    let what = format!("{count} evictions are allowed");
+    let budget = ["poddisruptionbudget", "decode-decode"];
+    baton.until(&what, &budget, |budget| {
+        let status = &budget["status"];
+        let current = status["observedGeneration"] == budget["metadata"]["generation"];
+        if current && status["disruptionsAllowed"] == count {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    })
+}
+
+/// What asks the API server for an eviction, as an autoscaler of nodes does: the arguments of kubectl, and the body.
+fn eviction(pod: &str) -> ([String; 4], String) {
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
+    let arguments = ["create", "--raw", &path, "--filename=-"].map(str::to_owned);
+    let metadata = serde_json::json!({"name": pod, "namespace": NAMESPACE});
+    let body =
+        serde_json::json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata});
+    (arguments, body.to_string())
+}
+
+fn last_one_is_not_evicted(baton: &Installed) -> Result<()> {
+    evictions_allowed(baton, 0)?;
+    let name = names(&baton.workers("decode")?)[0].clone();
+    let (arguments, body) = eviction(&name);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let refused = baton.kubectl().refused(&arguments, &body)?;
+    ensure!(
+        refused.contains("TooManyRequests") || refused.contains("disruption budget"),
+        "{refused}"
+    );
+    ensure!(
+        names(&baton.workers("decode")?) == [name],
+        "it was taken all the same"
+    );
+    Ok(())
+}
+
+/// One may go: it ends what it runs, and another takes its place.
+fn evicted(baton: &Installed) -> Result<()> {
+    evictions_allowed(baton, 2)?;
+    let gone = names(&baton.workers("decode")?)[0].clone();
+    let (arguments, body) = eviction(&gone);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    baton.kubectl().run_with(&arguments, &body)?;
+    replaced(baton, &gone)
+}
+
 /// As a person does who does not know what runs on it.
 fn deleted(baton: &Installed) -> Result<()> {
     let gone = names(&baton.workers("decode")?)[0].clone();
     baton.run(&["delete", "pod", &gone, "--wait", "--timeout=120s"])?;
-    decode_pods(baton, 3)?;
-    let now = names(&baton.workers("decode")?);
-    ensure!(!now.contains(&gone), "{gone} is back: {now:?}");
-    Ok(())
+    replaced(baton, &gone)
+}
+
+fn replaced(baton: &Installed, gone: &str) -> Result<()> {
+    let what = format!("{gone} is replaced");
+    let pods = ["pods", "--selector=serving.baton.dev/pool=decode"];
+    baton.until(&what, &pods, |list| {
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let now = names(&items);
+        let ready = items.iter().filter(|pod| is_ready(pod)).count();
+        if ready == 3 && now.len() == 3 && !now.iter().any(|name| name == gone) {
+            Ok(())
+        } else {
+            Err(format!("{ready} of {now:?} are Ready"))
+        }
+    })
 }
 
 /// Takes all pods of Baton off the second node; returns how many workers that were.

@@ -25,7 +25,7 @@ const TINY: &str = "uri: \"builtin://tiny?seed=7\"";
 #[test]
 fn a_pool_that_cannot_serve_says_which_pod_and_why() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(1, &[])? else {
+        let Some(baton) = Installed::on_nodes(1, &[]).await? else {
             return Ok(());
         };
         workers_lie(&baton)?;
@@ -135,7 +135,7 @@ fn a_pool_that_cannot_serve_says_which_pod_and_why() {
 #[test]
 fn pools_that_cannot_be_paired_say_so_before_any_pod_runs() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(1, &[])? else {
+        let Some(baton) = Installed::on_nodes(1, &[]).await? else {
             return Ok(());
         };
         let none = "  replicas: 0\n";
@@ -210,7 +210,7 @@ fn pools_that_cannot_be_paired_say_so_before_any_pod_runs() {
 #[test]
 fn a_pod_of_somebody_else_is_neither_adopted_nor_touched() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(1, &[])? else {
+        let Some(baton) = Installed::on_nodes(1, &[]).await? else {
             return Ok(());
         };
         let foreign = "{apiVersion: v1, kind: Pod, metadata: {name: stranger, labels: {serving.baton.dev/pool: tiny, serving.baton.dev/role: decode}}, \

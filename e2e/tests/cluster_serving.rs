@@ -25,7 +25,7 @@ fn manifest(decode_replicas: u32) -> String {
 #[test]
 fn pools_become_pods_that_serve_and_every_run_is_explained() {
     scenario(async {
-        let Some(baton) = Installed::on_nodes(2, &[])? else {
+        let Some(baton) = Installed::on_nodes(2, &[]).await? else {
             return Ok(());
         };
         // Before the pools: nothing that a pod goes through is missed.
@@ -151,7 +151,11 @@ async fn served_and_explained(baton: &Installed) -> Result<()> {
     let ask = Ask::ids("tiny", &prompt, 24).with("ignore_eos", true);
     let reference = ask.clone().mode("Aggregated").send(&baton.api).await?;
     let mut routers = BTreeSet::new();
-    for turn in 0..10 {
+    // Which router is met is chance: of 40 turns, one in 10^11 rows meets only one.
+    for turn in 0..40 {
+        if turn >= 10 && routers.len() == 2 {
+            break;
+        }
         // A salt of its own: no run finds another's blocks.
         let salted = ask.clone().with("cache_salt", format!("turn {turn}"));
         let (mode, kind) = [("Aggregated", "Local"), ("Disaggregated", "Remote")][turn % 2];
@@ -174,7 +178,7 @@ async fn served_and_explained(baton: &Installed) -> Result<()> {
     }
     ensure!(
         routers.len() == 2,
-        "ten requests, two routers, and these answered: {routers:?}"
+        "two routers, and these answered: {routers:?}"
     );
     // Without a header the policy decides by cost, and says so.
     let answer = ask

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use baton_e2e::cluster::kubectl::condition;
-use baton_e2e::cluster::{self, Cluster};
-use baton_e2e::scenario;
+use baton_e2e::cluster::{self, Cluster, service};
+use baton_e2e::{scenario, wait};
 
 /// A pod whose image is there is Ready long before.
 const SOON: Duration = Duration::from_secs(90);
@@ -56,14 +56,16 @@ fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
         // From this machine through the Service, as many times as it takes to meet both of its pods.
         let client = cluster.expose("TRIED", "default/workers", "admin")?;
         let mut met = std::collections::BTreeSet::new();
-        for _ in 0..60 {
-            let card = client.get_json("/v1/card").await?;
-            met.insert(card["incarnation"].to_string());
-        }
-        ensure!(
-            met.len() == 2,
-            "one Service, two pods, and these answered: {met:?}"
-        );
+        wait::until("both pods of a Service answer", SOON, async || {
+            let card = service::once(client, "/v1/card").await;
+            let card = card.map_err(|error| format!("{error:#}"))?;
+            met.insert(card["worker"].to_string());
+            match met.len() {
+                2 => Ok(()),
+                _ => Err(format!("only {met:?}")),
+            }
+        })
+        .await?;
 
         cluster.program("node-down", &["2"])?;
         kubectl.until(
@@ -75,10 +77,16 @@ fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
                 other => Err(other.to_owned()),
             },
         )?;
-        // The Service leads to the one that is left, from then on.
+        // The Service leads to the one that is left: soon, and from then on.
+        let left = |card: &serde_json::Value| match &card["worker"] {
+            name if name == "first" => Ok(()),
+            other => Err(format!("{other} answers")),
+        };
+        let what = "the Service leads to the living pod alone";
+        service::settled(what, SOON, client, "/v1/card", left).await?;
         for _ in 0..20 {
-            let card = client.get_json("/v1/card").await?;
-            ensure!(met.contains(&card["incarnation"].to_string()), "{card}");
+            let card = service::once(client, "/v1/card").await?;
+            left(&card).map_err(anyhow::Error::msg)?;
         }
         cluster.program("node-up", &["2"])?;
         let node = kubectl.get(&["node", "node-2"])?;

@@ -1,96 +1,43 @@
 //! The operator against a real API server, with real workers as the pods of a node that is only said to be there: who leads, what a
-//! killed one leaves behind, and that a cluster at rest is left in peace.
+//! killed one leaves behind, that a cluster at rest is left in peace, and that an API server in trouble leads to nothing done twice.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use baton_e2e::cluster::imagined::ImaginedNode;
-use baton_e2e::cluster::kubectl::condition;
-use baton_e2e::cluster::operated::Operated;
-use baton_e2e::scenario;
+use anyhow::ensure;
+use baton_e2e::cluster::faulty::{Fault, Passed};
+use baton_e2e::cluster::quiet;
+use baton_e2e::cluster::two_pools::{History, REPLICAS, TwoPools};
+use baton_e2e::{scenario, told, wait};
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// Workers of the tiny model register within seconds, and idle ones drain at once.
 const SOON: Duration = Duration::from_secs(90);
 /// A lease is 30 s, and a candidate looks every 2 s.
 const AFTER_A_DEATH: Duration = Duration::from_secs(45);
-/// For how long nobody does anything: workers are asked again within it.
-const QUIET: Duration = Duration::from_secs(65);
+/// One look takes at most a minute, a watch that says nothing is opened anew a little later; then comes what was waiting.
+const AFTER_A_SILENCE: Duration = Duration::from_secs(180);
 /// Kills of one test, and the seed of when they come.
 const KILLS: u32 = 12;
 const SEED: u64 = 20_261_130;
 
-const REPLICAS: usize = 3;
-
-fn pools(blocks: u32) -> String {
-    let spec = |replicas: usize| {
-        format!(
-            "{{replicas: {replicas}, model: {{name: tiny, source: {{uri: \"builtin://tiny?seed=7\"}}}}, engine: {{type: Builtin}}, kvPool: {{blocks: {blocks}}}}}"
-        )
-    };
-    format!(
-        "apiVersion: serving.baton.dev/v1alpha1\nkind: DecodePool\nmetadata: {{name: decode, namespace: tried}}\nspec: {}\n---\n\
-         apiVersion: serving.baton.dev/v1alpha1\nkind: PrefillPool\nmetadata: {{name: prefill, namespace: tried}}\nspec: {}\n---\n\
-         apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: tiny, namespace: tried}}\n\
-         spec: {{model: tiny, prefillPools: [{{name: prefill}}], decodePools: [{{name: decode}}]}}\n",
-        spec(REPLICAS),
-        spec(1)
-    )
-}
-
-/// A control plane with a namespace and a node.
-fn start() -> Result<Option<(Operated, ImaginedNode)>> {
-    let Some(baton) = Operated::start()? else {
-        return Ok(None);
-    };
-    baton.kubectl().run(&["create", "namespace", "tried"])?;
-    let folder = baton.cluster.folder()?.join("pods");
-    std::fs::create_dir_all(&folder)?;
-    let node = ImaginedNode::start(baton.kubectl(), "imagined", &folder)?;
-    Ok(Some((baton, node)))
-}
-
-/// Both pools are ready for the generation that was applied last.
-fn ready(baton: &Operated) -> Result<()> {
-    for pool in ["decodepool/decode", "prefillpool/prefill"] {
-        let what = format!("{pool} is ready");
-        let all = [pool, "--namespace=tried"];
-        baton.kubectl().until(&what, SOON, &all, |pool| {
-            let current = pool["status"]["observedGeneration"] == pool["metadata"]["generation"];
-            match condition(pool, "Ready").0.as_str() {
-                "True" if current => Ok(()),
-                _ => Err(pool["status"].to_string()),
-            }
-        })?;
-    }
-    Ok(())
-}
-
-fn pods(baton: &Operated, pool: &str) -> Result<Vec<Value>> {
-    let selector = format!("--selector=serving.baton.dev/pool={pool}");
-    baton
-        .kubectl()
-        .list(&["pods", "--namespace=tried", &selector])
-}
-
 #[test]
 fn of_two_operators_one_leads_and_a_cluster_at_rest_is_left_in_peace() {
     scenario(async {
-        let Some((baton, _node)) = start()? else {
+        let Some(pools) = TwoPools::start()? else {
             return Ok(());
         };
-        let mut first = baton.operator("first", "one")?;
+        let baton = &pools.baton;
+        let way = baton.faulty("way").await?;
+        let mut first = baton.operator_by("first", "one", &way.kubeconfig)?;
         first.leads(SOON).await?;
-        baton.kubectl().apply(&pools(64))?;
-        ready(&baton)?;
+        pools.apply(64)?;
+        pools.ready(SOON)?;
 
         // The second watches and does nothing; the first has nothing to do.
         let second = baton.operator("second", "one")?;
         let (_, from) = baton.writes(0)?;
         // The one wait for a length of time: that nothing happens cannot be seen earlier.
-        tokio::time::sleep(QUIET).await;
+        tokio::time::sleep(quiet()).await;
         let (writes, _) = baton.writes(from)?;
         let ours: Vec<_> = writes
             .iter()
@@ -100,28 +47,62 @@ fn of_two_operators_one_leads_and_a_cluster_at_rest_is_left_in_peace() {
             ours.is_empty(),
             "a cluster at rest was written to: {ours:#?}"
         );
+        let renewals = writes
+            .iter()
+            .filter(|write| write.resource == "leases" && write.name == "one")
+            .count();
         ensure!(
-            writes
-                .iter()
-                .any(|write| write.resource == "leases" && write.name == "one"),
+            renewals > 0,
             "the log has no renewal of the lease: it is not the log"
         );
+        let quiet = quiet();
+        told(&format!(
+            "at rest for {quiet:?}: 0 writes, {renewals} renewals of the lease"
+        ));
         ensure!(
             second.metric("baton_operator_leading").await? == 0.0,
             "both lead"
         );
 
-        // Killed, it gives nothing back: the second waits until the lease has expired, and goes on with all that has happened.
-        first.process.signal(Signal::KILL);
+        // Stopped while it waits to write again what was refused, it gives nothing back: the second waits until the lease has expired,
+        // and goes on with all that has happened.
+        way.decide(|write| {
+            let again = Some(1);
+            (!write.is_of_a_lease()).then_some(Fault::Refused { status: 429, again })
+        });
         baton.kubectl().run(&[
             "scale",
             "decodepool/decode",
             "--namespace=tried",
             &format!("--replicas={}", REPLICAS + 1),
         ])?;
+        let refused = || {
+            way.passed()
+                .iter()
+                .filter(|one| one.fault.is_some())
+                .count()
+        };
+        wait::until("a write is refused", SOON, async || {
+            (refused() > 0).then_some(()).ok_or_else(String::new)
+        })
+        .await?;
+        first.process.signal(Signal::STOP);
         second.leads(AFTER_A_DEATH).await?;
-        ready(&baton)?;
-        ensure!(pods(&baton, "decode")?.len() == REPLICAS + 1);
+        pools.ready(SOON)?;
+        ensure!(pools.pods("decode")?.len() == REPLICAS + 1);
+
+        // Continued, the first one has lost: it ends, and has written nothing any more. In a cluster it is started again, and waits.
+        way.decide(|_| None);
+        let before = way.passed().len();
+        first.process.signal(Signal::CONT);
+        let status = first.process.wait(SOON)?;
+        ensure!(!status.success(), "it ended as if all were well");
+        let late: Vec<_> = way.passed().split_off(before);
+        ensure!(
+            late.is_empty(),
+            "written after the lease was lost: {late:?}"
+        );
+        pools.ready(SOON)?;
 
         // Asked to end, it gives the lease back: the third need not wait.
         let third = baton.operator("third", "one")?;
@@ -137,7 +118,7 @@ fn of_two_operators_one_leads_and_a_cluster_at_rest_is_left_in_peace() {
 #[test]
 fn an_operator_that_is_killed_anywhere_goes_on_where_it_was() {
     scenario(async {
-        let Some((baton, _node)) = start()? else {
+        let Some(pools) = TwoPools::start()? else {
             return Ok(());
         };
         let mut random = SEED;
@@ -149,69 +130,124 @@ fn an_operator_that_is_killed_anywhere_goes_on_where_it_was() {
         };
         // From nothing to all, then from revision to revision: whatever it is at, it is killed at it.
         for kill in 0..KILLS {
-            baton.kubectl().apply(&pools(64 + 16 * (kill / 2)))?;
+            pools.apply(64 + 16 * (kill / 2))?;
             // Each has a lease of its own: none of the dead ones renews, and their leases need not be waited for.
             let name = format!("killed-{kill}");
-            let mut operator = baton.operator(&name, &name)?;
+            let mut operator = pools.baton.operator(&name, &name)?;
             operator.leads(SOON).await?;
             let pause = Duration::from_millis(below(2_500));
             tokio::time::sleep(pause).await;
             operator.process.signal(Signal::KILL);
             operator.process.wait(SOON)?;
         }
-        let last = baton.operator("last", "last")?;
-        ready(&baton)?;
+        let last = pools.baton.operator("last", "last")?;
+        pools.ready(SOON)?;
         drop(last);
-
-        for (pool, count) in [("decode", REPLICAS), ("prefill", 1)] {
-            let pods = pods(&baton, pool)?;
-            let revisions: Vec<&str> = pods
-                .iter()
-                .filter_map(|pod| pod["metadata"]["labels"]["serving.baton.dev/revision"].as_str())
-                .collect();
-            ensure!(
-                pods.len() == count && revisions.iter().all(|revision| *revision == revisions[0]),
-                "{pool} came to rest with {revisions:?}"
-            );
-        }
-        nothing_twice(&baton)
+        pools.rest()?;
+        // The kills were not all before anything happened: six revisions of four pods, as far as each got.
+        let made = pools.nothing_twice()?;
+        ensure!(made > 2 * (REPLICAS + 1), "only {made} pods were ever made");
+        Ok(())
     });
 }
 
-/// Read from the log of every write: no pod is deleted twice, and no pool ever has more pods than it wants.
-fn nothing_twice(baton: &Operated) -> Result<()> {
-    let (writes, _) = baton.writes(0)?;
-    let mut deleted: BTreeMap<&str, u32> = BTreeMap::new();
-    let mut live: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let mut made = 0;
-    for write in &writes {
-        if write.resource != "pods" || !write.is_the_operators() || !write.has_succeeded() {
-            continue;
-        }
-        let Some((pool, _)) = write.name.split_once('-') else {
-            continue;
+#[test]
+fn an_api_server_in_every_trouble_leads_to_nothing_done_twice() {
+    scenario(async {
+        let Some(pools) = TwoPools::start()? else {
+            return Ok(());
         };
-        let pods = live.entry(pool).or_default();
-        match write.verb.as_str() {
-            "create" => {
-                made += 1;
-                pods.push(&write.name);
-                let most = if pool == "decode" { REPLICAS } else { 1 };
-                ensure!(
-                    pods.len() <= most,
-                    "{pool} has too many pods at once: {pods:?}"
-                );
-            }
-            "delete" => {
-                pods.retain(|name| *name != write.name);
-                let times = deleted.entry(&write.name).or_default();
-                *times += 1;
-                ensure!(*times == 1, "{} was deleted twice", write.name);
-            }
-            _ => {}
+        let history = History::start(&pools.baton)?;
+        let way = pools.baton.faulty("way").await?;
+        let operator = pools
+            .baton
+            .operator_by("operator", "one", &way.kubeconfig)?;
+        operator.leads(SOON).await?;
+
+        // Writes that are refused, and writes that are done and whose answer is lost, of every kind in turn.
+        let refused = |status, again| Fault::Refused { status, again };
+        way.decide(now_and_then(vec![
+            Fault::Lost,
+            Fault::Overdue,
+            refused(429, Some(1)),
+            refused(500, None),
+            refused(503, None),
+        ]));
+        pools.apply(64)?;
+        pools.ready(SOON)?;
+        pools.apply(80)?;
+        pools.ready(SOON)?;
+        way.decide(|_| None);
+
+        // Watches that are cut and watches that are told to begin anew, each in the middle of a rollout.
+        pools.apply(96)?;
+        for turn in 0..6 {
+            let before = way.watches();
+            let ended = if turn % 2 == 0 {
+                way.cut_watches()
+            } else {
+                way.outdate_watches()
+            };
+            wait::until("watches are opened anew", SOON, async || {
+                let now = way.watches();
+                (ended >= before && now > before)
+                    .then_some(())
+                    .ok_or_else(|| format!("{now} of them"))
+            })
+            .await?;
         }
+        pools.ready(SOON)?;
+
+        // A write that is never answered, and from then on watches that stay open and say nothing.
+        way.decide(once(Fault::Unanswered));
+        pools.apply(112)?;
+        wait::until("a write is not answered", SOON, async || {
+            let passed = way.passed();
+            let hangs = passed
+                .iter()
+                .any(|one| one.fault == Some(Fault::Unanswered));
+            hangs.then_some(()).ok_or_else(|| "none".to_owned())
+        })
+        .await?;
+        way.silence_watches();
+        pools.ready(AFTER_A_SILENCE)?;
+
+        pools.rest()?;
+        let made = pools.nothing_twice()?;
+        let taken = history.floor_kept()?;
+        ensure!(
+            made >= 4 * (REPLICAS + 1) && taken >= 3 * REPLICAS,
+            "{made} pods were made and {taken} taken out in four revisions"
+        );
+        for kind in ["Lost", "Overdue", "429", "500", "503"] {
+            let passed = way.passed();
+            let faults = passed.iter().filter_map(|one| one.fault);
+            let count = faults.filter(|fault| format!("{fault:?}").contains(kind));
+            ensure!(count.count() > 1, "{kind} was not met: {passed:?}");
+        }
+        Ok(())
+    });
+}
+
+/// Every fifth write has a fault, of each kind in turn, three times each; then none has. Leases are left alone.
+fn now_and_then(faults: Vec<Fault>) -> impl FnMut(&Passed) -> Option<Fault> {
+    let mut count = 0;
+    move |write| {
+        if write.is_of_a_lease() {
+            return None;
+        }
+        count += 1;
+        let turn = count / 5;
+        (count % 5 == 0 && turn <= 3 * faults.len()).then(|| faults[(turn - 1) % faults.len()])
     }
-    // The kills were not all before anything happened: six revisions of four pods, as far as each got.
-    ensure!(made > 2 * (REPLICAS + 1), "only {made} pods were ever made");
-    Ok(())
+}
+
+fn once(fault: Fault) -> impl FnMut(&Passed) -> Option<Fault> {
+    let mut left = Some(fault);
+    move |write| {
+        if write.is_of_a_lease() {
+            return None;
+        }
+        left.take()
+    }
 }

@@ -173,8 +173,12 @@ impl Scene {
         .await
     }
 
-    /// Waits until so many workers can be placed on.
+    /// Waits until so many workers can be placed on and the first version of the policy is in force: two watches, in any order.
     async fn workers(&self, count: usize) -> Result<Value> {
+        self.policies("the first version is in force", |seen| {
+            generation(seen) == Some(1)
+        })
+        .await?;
         wait::until("the workers are there", SOON, async || {
             let seen = self.admin.get_json("/v1/fleet").await;
             let seen = seen.map_err(|error| format!("{error:#}"))?;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::Cluster;
 use super::kubectl::{Kubectl, condition};
+use super::{Cluster, service};
 use crate::binaries::program;
 use crate::http::Client;
 use crate::record::Record;
@@ -32,7 +32,7 @@ impl Installed {
     ///
     /// # Errors
     /// It does not start.
-    pub fn on_nodes(count: usize, values: &[&str]) -> Result<Option<Self>> {
+    pub async fn on_nodes(count: usize, values: &[&str]) -> Result<Option<Self>> {
         let names = ["baton-operator", "baton-router", "baton-worker"];
         let Some(images) = super::images(&names) else {
             return Ok(None);
@@ -45,7 +45,18 @@ impl Installed {
         let url = cluster.program("install", &set)?;
         let address = url.trim().strip_prefix("http://").context("no URL")?;
         let api = Client::new(address.parse()?);
-        Ok(Some(Self { cluster, api }))
+        let baton = Self { cluster, api };
+        baton.reachable().await?;
+        Ok(Some(baton))
+    }
+
+    /// Waits until the Service leads to routers that answer, and to nothing else: it follows their pods a moment later.
+    ///
+    /// # Errors
+    /// It does not in time.
+    pub async fn reachable(&self) -> Result<()> {
+        let what = "the Service leads to living routers alone";
+        service::settled(what, SOON, self.api, "/v1/models", |_| Ok(())).await
     }
 
     pub fn kubectl(&self) -> &Kubectl {

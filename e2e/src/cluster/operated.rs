@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::Cluster;
+use super::faulty::Faulty;
 use super::kubectl::Kubectl;
 use crate::binaries::repository;
 use crate::process::Process;
@@ -99,6 +100,15 @@ impl Operated {
 
     pub fn kubectl(&self) -> &Kubectl {
         self.cluster.kubectl()
+    }
+
+    /// A way to the API server for an operator, that fails as told; `name`: of a folder for what it writes.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn faulty(&self, name: &str) -> Result<Faulty> {
+        let folder = self.cluster.folder()?.join(name);
+        Faulty::before(self.kubectl(), &self.kubeconfig, &folder).await
     }
 
     /// Starts an operator that is named so and competes for the lease of that name.
