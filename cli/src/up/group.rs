@@ -22,7 +22,7 @@ pub(crate) const COMMAND: &str = "end-group";
 /// How long the kernel may take to end what was killed: memory of a device is given back meanwhile.
 const KILLED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a group may take to end in order when nobody is left to wait for it.
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(50);
 
 /// The watch of one group. Dropped without [`Watch::release`], it ends the group.

@@ -9,12 +9,15 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::Backoff;
-use super::child::{Child, Program, ending};
+use super::child::{Child, Maker, Program, ending};
 use super::processes::{Process, Processes};
 use crate::terminal::note;
 
 /// A drained child gets this long to end, longer than it drains by itself.
 const PATIENCE: Duration = Duration::from_secs(super::plan::DRAIN_SECONDS as u64 + 3);
+
+/// A server that is told to end unloads a model and gives back what its processes share; killed meanwhile, it leaves that behind.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(20);
 
 /// What is known of one child from outside.
 #[derive(Debug, Default)]
@@ -148,7 +151,11 @@ impl Kept {
             let status = tokio::select! {
                 status = child.ended() => status?,
                 () = self.stop.cancelled() => {
-                    child.end(PATIENCE, self.hurry.cancelled()).await;
+                    let patience = match self.program.maker {
+                        Maker::Ours => PATIENCE,
+                        Maker::Others => PATIENCE_WITH_OTHERS,
+                    };
+                    child.end(patience, self.hurry.cancelled()).await;
                     return self.processes.ended(&self.program.name);
                 }
             };
@@ -194,7 +201,6 @@ impl Kept {
 mod tests {
     use std::path::Path;
 
-    use super::super::child::Maker;
     use super::*;
 
     /// None of these takes a second on a machine that works.
