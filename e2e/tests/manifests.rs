@@ -201,7 +201,7 @@ fn fields_are_explained(kubectl: &Kubectl) -> Result<()> {
         "blockSize\t<integer>",
         "Tokens of a KV block, a power of two",
         "Default 16.",
-        "enum: Builtin, Simulated\n",
+        "enum: Builtin, Simulated, VLLM, SGLang\n",
         "Not supported yet: VLLM, SGLang.",
     ] {
         ensure!(said.contains(part), "{part} is not in {said}");
