@@ -202,7 +202,7 @@ fn fields_are_explained(kubectl: &Kubectl) -> Result<()> {
         "Tokens of a KV block, a power of two",
         "Default 16.",
         "enum: Builtin, Simulated, VLLM, SGLang\n",
-        "Not supported yet: VLLM, SGLang.",
+        "Not supported yet. LoRA adapters that the engine serves beside the model.",
     ] {
         ensure!(said.contains(part), "{part} is not in {said}");
     }
