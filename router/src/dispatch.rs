@@ -38,7 +38,10 @@ use crate::learning::Learning;
 use crate::metrics::Metrics;
 use crate::policy::{Policies, PolicyHandle};
 use crate::records::Records;
-use crate::run::{Dispatch, ModelListing, PassedOn, RunHandle, RunRequest, TextArtifacts, channel};
+use crate::run::{
+    Dispatch, EVENTS_IN_FLIGHT, ModelListing, PIECES_IN_FLIGHT, PassedOn, RunHandle, RunRequest,
+    TextArtifacts, channel_of,
+};
 
 /// What all runs share.
 #[derive(Debug)]
@@ -247,7 +250,11 @@ impl Dispatch for Dispatcher {
 
     fn start(&self, request: RunRequest) -> RunHandle {
         let run = run_id(&self.shared.router, &*self.shared.entropy);
-        let (sink, handle) = channel(run.clone());
+        let events = match request.forward {
+            Some(_) => PIECES_IN_FLIGHT,
+            None => EVENTS_IN_FLIGHT,
+        };
+        let (sink, handle) = channel_of(run.clone(), events);
         let shared = self.shared.clone();
         self.shared
             .tasks

@@ -27,6 +27,12 @@ use crate::policy::PolicyHandle;
 /// worker, and the worker is held back by its stream.
 pub const EVENTS_IN_FLIGHT: usize = 256;
 
+/// Pieces of an engine's answer that wait for a slow client, of [`PIECE`] bytes at most: as much memory as tokens take.
+pub const PIECES_IN_FLIGHT: usize = 16;
+
+/// Bytes of a piece of an engine's answer.
+pub const PIECE: usize = 16 << 10;
+
 /// A value of the `x-baton-mode` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -236,9 +242,14 @@ pub struct RunSink {
     pub stop: oneshot::Receiver<u32>,
 }
 
-/// Both ends of a run.
+/// Both ends of a run whose answer is made from tokens.
 pub fn channel(run: RunId) -> (RunSink, RunHandle) {
-    let (sender, receiver) = mpsc::channel(EVENTS_IN_FLIGHT);
+    channel_of(run, EVENTS_IN_FLIGHT)
+}
+
+/// Both ends of a run, with so many events between them.
+pub fn channel_of(run: RunId, events: usize) -> (RunSink, RunHandle) {
+    let (sender, receiver) = mpsc::channel(events);
     let (stop_sender, stop_receiver) = oneshot::channel();
     let client_gone = CancellationToken::new();
     let handle = RunHandle {

@@ -9,6 +9,7 @@
 //! | bodies being read | 3 · 32 · `max_body_bytes` | counted above their first 16 KiB; a growing buffer has its old copy beside it |
 //! | reading and tokenising | 128 · `max_body_bytes` | [`AMPLIFICATION`] · the bodies that are parsed and tokenised now |
 //! | tokens of what prompts have in common | [`SEGMENTS`] | for each model that is kept compiled; dropped as others come |
+//! | bodies that are passed on to engines | as prompts | with a copy for each of two legs |
 //! | prompts and whole answers | [`HELD`] | counted when a run begins, and as its answer grows |
 //!
 //! [`FrontConfig::memory_bound`] adds them up. A request that finds no memory is answered 503, and others go on.

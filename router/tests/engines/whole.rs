@@ -369,3 +369,18 @@ async fn a_prompt_goes_where_its_prefix_is_and_the_record_says_what_was_credited
         }
     }
 }
+
+#[tokio::test]
+async fn long_prompts_and_long_answers_pass_whole() {
+    let (served, mut d) = one().await;
+    let prompt = "0123456789abcdé ".repeat(13_000);
+    let body = format!(r#"{{"model":"m","prompt":"{prompt}","max_tokens":1000}}"#);
+    let answer = format!(r#"{{"choices":[{{"text":"{}"}}]}}"#, "x".repeat(3 << 20));
+    let reply = served.post("Conditional", "/v1/completions", body.clone());
+    let call = d.call().await;
+    assert!(call.body == body.as_bytes(), "200 KB, byte for byte");
+    call.answer(200, "application/json", answer.as_bytes())
+        .await;
+    let reply = end(reply).await;
+    assert!(reply.status == 200 && reply.body == answer.as_bytes());
+}

@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Kept per engine. More are opened as needed, and closed after use.
 const KEPT: usize = 64;
 /// Bytes that a connection reads ahead, and the largest head.
-const BUFFER: usize = 128 << 10;
+const BUFFER: usize = 32 << 10;
 
 /// A call that brought no answer.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,7 @@ use crate::dispatch::http::frames::Frames;
 use crate::dispatch::http::pool::Answer;
 use crate::dispatch::http::verdict::{Asked, Verdict, of_refusal, of_words};
 use crate::dispatch::progress::Party;
-use crate::run::{EngineHead, EngineRefusal, RunEvent};
+use crate::run::{EngineHead, EngineRefusal, PIECE, RunEvent};
 
 /// Bytes of an error's body: more says no more.
 pub(super) const LONGEST_REFUSAL: usize = 1 << 20;
@@ -206,6 +206,9 @@ impl Drive {
                 &[State::KvTransferStarted, State::KvTransferCompleted],
                 party,
             );
+            if let Some((link, _)) = &attempt.link {
+                self.progress.actual.transport = Some(link.transport.clone());
+            }
             self.tell_link_worked(attempt);
         } else {
             self.infer(&[State::PrefillStarted, State::PrefillCompleted], party);
@@ -220,8 +223,9 @@ impl Drive {
         attempt: &mut OnEngines,
     ) -> Result<(), Stop> {
         let head = head.map(RunEvent::Answer);
-        let bytes = (!bytes.is_empty()).then_some(RunEvent::Bytes(bytes));
-        for event in head.into_iter().chain(bytes) {
+        let starts = (0..bytes.len()).step_by(PIECE);
+        let pieces = starts.map(|start| bytes.slice(start..bytes.len().min(start + PIECE)));
+        for event in head.into_iter().chain(pieces.map(RunEvent::Bytes)) {
             attempt.begun = true;
             if !self.deliver(event).await {
                 return Err(Stop::Run(Ending::ClientGone));
