@@ -26,7 +26,51 @@ pub(crate) struct Reporter {
     block_size: u32,
     sequence: u64,
     last: Option<Reading>,
+    speed: Speed,
+}
+
+/// What is known of the server's speed. The first step of each kind that is seen says how far the prior is off: nobody knows on what
+/// device a server runs, and a fit is slow to come from an order of magnitude away.
+#[derive(Debug)]
+struct Speed {
     calibrator: WorkerCalibrator,
+    prefill_seen: bool,
+    decode_seen: bool,
+}
+
+impl Speed {
+    fn observe(&mut self, step: &StepShape, milliseconds: f64) {
+        let prefill = step.tokens > 0;
+        let seen = if prefill {
+            &mut self.prefill_seen
+        } else {
+            &mut self.decode_seen
+        };
+        if !std::mem::replace(seen, true) {
+            let factor = milliseconds / self.calibrator.predict(step);
+            let now = self.calibrator.coefficients();
+            let scaled = if prefill {
+                WorkerCoefficients {
+                    a: now.a * factor,
+                    b: now.b * factor,
+                    k: now.k * factor,
+                    floor: 0.0,
+                    ..now
+                }
+            } else {
+                WorkerCoefficients {
+                    d0: now.d0 * factor,
+                    d1: now.d1 * factor,
+                    d2: now.d2 * factor,
+                    ..now
+                }
+            };
+            if scaled.is_sound() {
+                self.calibrator = WorkerCalibrator::new(scaled);
+            }
+        }
+        self.calibrator.observe(step, milliseconds);
+    }
 }
 
 impl Reporter {
@@ -37,19 +81,28 @@ impl Reporter {
             block_size,
             sequence: 0,
             last: None,
-            calibrator: WorkerCalibrator::new(prior),
+            speed: Speed {
+                calibrator: WorkerCalibrator::new(prior),
+                prefill_seen: false,
+                decode_seen: false,
+            },
         }
     }
 
+    /// Of the last reading: another one is another process of the server.
+    pub(crate) fn process_start(&self) -> Option<f64> {
+        self.last.as_ref().and_then(|last| last.process_start)
+    }
+
     pub(crate) fn coefficients(&self) -> WorkerCoefficients {
-        self.calibrator.coefficients()
+        self.speed.calibrator.coefficients()
     }
 
     /// A report of this reading, and what it says of the server's speed since the last one.
     pub(crate) fn report(&mut self, reading: Reading, beside: Beside) -> wire::Load {
         let context = self.context(&reading);
         if let Some(last) = &self.last {
-            learn(&mut self.calibrator, last, &reading, context);
+            learn(&mut self.speed, last, &reading, context);
         }
         self.sequence += 1;
         let used =
@@ -94,7 +147,7 @@ impl Reporter {
 
 /// Two readings tell a step's length where only one kind of work was done between them, and nothing waited: what the server counts
 /// includes the wait.
-fn learn(calibrator: &mut WorkerCalibrator, before: &Reading, now: &Reading, context: u64) {
+fn learn(speed: &mut Speed, before: &Reading, now: &Reading, context: u64) {
     if before.process_start != now.process_start {
         return;
     }
@@ -108,7 +161,7 @@ fn learn(calibrator: &mut WorkerCalibrator, before: &Reading, now: &Reading, con
         let mut step = StepShape::default();
         step.add_chunk(narrow(computed / first.count), narrow(found / first.count));
         step.sequences = narrow(before.running);
-        calibrator.observe(&step, seconds * 1e3);
+        speed.observe(&step, seconds * 1e3);
     }
     if let Some(seconds) = between
         .mean()
@@ -119,7 +172,7 @@ fn learn(calibrator: &mut WorkerCalibrator, before: &Reading, now: &Reading, con
             context,
             ..StepShape::default()
         };
-        calibrator.observe(&step, seconds * 1e3);
+        speed.observe(&step, seconds * 1e3);
     }
 }
 

@@ -279,7 +279,7 @@ impl Supervisor {
     async fn poll(&self, life: &Life, mut reporter: Reporter) -> String {
         let mut absent = 0;
         let mut silent = 0;
-        let mut process = None;
+        let process = reporter.process_start();
         let mut checked = Instant::now();
         loop {
             let load = *life.load.borrow();
@@ -299,8 +299,7 @@ impl Supervisor {
                 }
             };
             (absent, silent) = (0, 0);
-            let first = *process.get_or_insert(reading.process_start);
-            if first != reading.process_start {
+            if process != reading.process_start {
                 return "its process began anew".to_owned();
             }
             let (cached, _, counts) = life.cache();

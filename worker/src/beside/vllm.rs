@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::exposition::Reading;
-use super::http::{Server, Unanswered};
+use super::http::{Answer, Server, Unanswered};
 use crate::config::WorkerConfig;
 
 /// What the server says.
@@ -74,13 +74,10 @@ pub(crate) async fn ask(server: &Server, config: &WorkerConfig) -> Result<Told, 
     let metrics = server.get("/metrics").await?;
     let version = server.get("/version").await?.json();
     let events = server.get("/kv_event_sources").await?;
-    // Closed unless the server runs for development.
-    let info = server.get("/server_info?config_format=json").await?;
-    let info = if info.is_ok() {
-        info.json()
-    } else {
-        Value::Null
-    };
+    // Closed unless the server runs for development, and slow when it is asked for the first time.
+    let info = server.get("/server_info?config_format=json").await;
+    let info = info.ok().filter(Answer::is_ok);
+    let info = info.map_or(Value::Null, |info| info.json());
     let info = &info["vllm_config"];
     let number = |value: &Value| value.as_u64().and_then(|value| u32::try_from(value).ok());
     Ok(Told {
