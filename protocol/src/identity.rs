@@ -324,7 +324,7 @@ impl Differences {
 mod tests {
     use super::*;
     use crate::card::Dispatch;
-    use crate::card::tests::card;
+    use crate::samples::card;
 
     fn fields(result: Result<Mapping, Vec<Difference>>) -> Vec<String> {
         result

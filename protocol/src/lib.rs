@@ -9,6 +9,7 @@
 //! - [`hash`]: block hashes that *find* KV; [`header`] and [`checksum`]: what *proves* it.
 //! - [`lifecycle`]: states of a run and the one table of legal events.
 //! - [`failure`]: classes of failure and what is done about each.
+//! - `samples`: a card for tests, behind the feature of that name.
 //! - [`sse`]: reads server-sent events from the pieces of a stream.
 
 pub mod card;
@@ -19,6 +20,8 @@ pub mod header;
 pub mod identity;
 pub mod ids;
 pub mod lifecycle;
+#[cfg(any(test, feature = "samples"))]
+pub mod samples;
 pub mod sse;
 
 #[allow(

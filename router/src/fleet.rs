@@ -16,7 +16,7 @@ pub mod listing;
 pub mod own;
 pub mod pairs;
 #[cfg(test)]
-pub(crate) mod samples;
+pub(crate) use baton_protocol::samples;
 pub mod snapshot;
 pub mod state;
 pub mod topology;

@@ -1,12 +1,9 @@
 //! A worker's stream as it is sent: a card, a snapshot, changes.
 
-use baton_protocol::card::{
-    Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TextCheck, TopologyDomain,
-    TransportOffer, WIRE_VERSIONS,
-};
+use baton_protocol::card::Card;
 use baton_protocol::hash::BlockHash;
-use baton_protocol::identity::{Attention, Fact, Layout, Rope, RouteFilter, SemanticIdentity};
 use baton_protocol::ids::Incarnation;
+use baton_protocol::samples;
 use baton_protocol::wire::{self, watch_event::Event};
 
 use crate::kv_events::{WORKERS, frame};
@@ -130,81 +127,8 @@ fn removed(blocks: &[u128]) -> Event {
 }
 
 fn card(worker: &str, incarnation: u64) -> Card {
-    let identity = SemanticIdentity {
-        weights: Fact::observed("w".into()),
-        kv_dtype: Fact::observed("F16".into()),
-        quantization: Fact::observed("None".into()),
-        attention: Fact::observed(Attention {
-            layers: 2,
-            kv_heads: 2,
-            head_size: 16,
-            kind: "Full".into(),
-        }),
-        rope: Fact::observed(Rope {
-            base: "10000".into(),
-            dimensions: 16,
-            scaling: "None".into(),
-        }),
-        sliding_window: Fact::observed(0),
-        processor: Fact::observed("None".into()),
-        block_size: Fact::observed(16),
-    };
-    let layout = Layout {
-        order: Fact::observed("layer,kv,token,head,dim".into()),
-        bytes_per_token: Fact::observed(512),
-        tensor: Fact::observed(1),
-        pipeline: Fact::observed(1),
-        engine_hash: Fact::observed("None".into()),
-    };
     Card {
-        worker: worker.into(),
         incarnation: Incarnation(incarnation),
-        roles: vec![Role::Prefill, Role::Decode],
-        pool: "p".into(),
-        pool_role: Role::Decode,
-        revision: "local".into(),
-        model: ModelName {
-            name: "m".into(),
-            revision: String::new(),
-        },
-        kv_identity: identity.digest(),
-        identity,
-        route_filter: RouteFilter {
-            tokenizer: Fact::observed("t".into()),
-            chat_template: Fact::observed("c".into()),
-            adapters: Vec::new(),
-        },
-        layout_digest: layout.digest(),
-        layout,
-        engine: EngineName {
-            kind: "Builtin".into(),
-            version: "1".into(),
-            connector: "Baton".into(),
-        },
-        accelerator: "cpu".into(),
-        capacity: Capacity {
-            blocks: 64,
-            block_size: 16,
-            max_sequences: 8,
-            max_batched_tokens: 2048,
-            max_context: 1024,
-        },
-        transports: vec![TransportOffer {
-            kind: "Tcp".into(),
-            address: "127.0.0.1:1".into(),
-        }],
-        topology: vec![TopologyDomain {
-            level: "host".into(),
-            domain: "h".into(),
-        }],
-        chunk: ChunkPolicy::Bounded {
-            minimum_tokens: 128,
-            maximum_tokens: 2048,
-        },
-        dispatch: Dispatch::Grpc,
-        text: TextCheck::Verified,
-        control_address: "127.0.0.1:2".into(),
-        notices: Vec::new(),
-        wire_versions: WIRE_VERSIONS,
+        ..samples::card(worker)
     }
 }

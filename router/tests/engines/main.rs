@@ -17,14 +17,13 @@ mod pull;
 #[path = "../faults/router.rs"]
 mod router;
 #[allow(dead_code)]
-#[path = "../../src/fleet/samples.rs"]
-mod samples;
 mod table;
 mod tied;
 mod whole;
 
 use baton_placement::policy::{Overrides, Policy};
 use baton_protocol::card::Split;
+use baton_protocol::samples;
 use engine::Engine;
 use front::Served;
 

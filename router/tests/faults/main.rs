@@ -10,8 +10,6 @@ mod listing;
 mod obedient;
 mod restart;
 mod router;
-#[path = "../../src/fleet/samples.rs"]
-mod samples;
 mod table;
 mod transport;
 
@@ -19,6 +17,7 @@ use baton_placement::fleet::WorkerState;
 use baton_placement::policy::{Overrides, Policy};
 use baton_protocol::card::Card;
 use baton_protocol::failure::FailureClass;
+use baton_protocol::samples;
 use baton_protocol::wire::{
     self, decode_event::Event, decode_request::Message, prefill_event, watch_event,
 };

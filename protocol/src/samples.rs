@@ -1,13 +1,14 @@
-//! Cards for this crate's tests.
+//! A card for tests, whole and valid: that of a worker of a small model. Behind the feature `samples`, for the tests of other crates.
 
-use baton_protocol::card::{
+use crate::card::{
     Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Role, TextCheck, TopologyDomain,
     TransportOffer, WIRE_VERSIONS,
 };
-use baton_protocol::identity::{Attention, Fact, Layout, Rope, RouteFilter, SemanticIdentity};
-use baton_protocol::ids::Incarnation;
+use crate::identity::{Attention, Fact, Layout, Rope, RouteFilter, SemanticIdentity};
+use crate::ids::Incarnation;
 
-pub(crate) fn card(worker: &str) -> Card {
+/// Of a decode pool.
+pub fn card(worker: &str) -> Card {
     let identity = SemanticIdentity {
         weights: Fact::observed("w".into()),
         kv_dtype: Fact::observed("F16".into()),
@@ -87,8 +88,8 @@ pub(crate) fn card(worker: &str) -> Card {
     }
 }
 
-/// A card of a prefill pool.
-pub(crate) fn prefill_card(worker: &str) -> Card {
+/// Of a prefill pool.
+pub fn prefill_card(worker: &str) -> Card {
     Card {
         pool: "p".into(),
         pool_role: Role::Prefill,
