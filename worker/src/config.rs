@@ -153,16 +153,17 @@ impl TransportName {
 
 /// A configuration that cannot be used: wrong input, exit status 2.
 #[derive(Debug, thiserror::Error)]
+// Causes are in the sentence, and no `source` beside it: whoever prints the chain would say them twice.
 pub enum ConfigError {
-    #[error("configuration {file}: {source}: give the path of a readable file")]
+    #[error("configuration {file}: {cause}: give the path of a readable file")]
     Unreadable {
         file: PathBuf,
-        source: std::io::Error,
+        cause: std::io::Error,
     },
-    #[error("configuration {file}: {source}: correct the file")]
+    #[error("configuration {file}: {cause}: correct the file")]
     Malformed {
         file: PathBuf,
-        source: serde_json::Error,
+        cause: serde_json::Error,
     },
     #[error("configuration of worker {worker}: {field}: {problem}")]
     Field {
@@ -178,15 +179,14 @@ impl WorkerConfig {
     /// # Errors
     /// [`ConfigError`] names the file and the first problem.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(file).map_err(|source| ConfigError::Unreadable {
+        let text = fs::read_to_string(file).map_err(|cause| ConfigError::Unreadable {
             file: file.to_owned(),
-            source,
+            cause,
         })?;
-        let config: Self =
-            serde_json::from_str(&text).map_err(|source| ConfigError::Malformed {
-                file: file.to_owned(),
-                source,
-            })?;
+        let config: Self = serde_json::from_str(&text).map_err(|cause| ConfigError::Malformed {
+            file: file.to_owned(),
+            cause,
+        })?;
         config.check()?;
         Ok(config)
     }

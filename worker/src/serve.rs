@@ -38,11 +38,11 @@ use crate::model::ModelError;
 /// Why a worker did not start: one sentence that names the object, the field and the next step.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("{flag} {address}: {source}: stop what listens there or choose another port")]
+    #[error("{flag} {address}: {cause}: stop what listens there or choose another port")]
     Port {
         flag: &'static str,
         address: String,
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     #[error(transparent)]
     Model(#[from] ModelError),

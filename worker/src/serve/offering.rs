@@ -93,11 +93,11 @@ impl Offering<'_> {
                     notices.push(format!("Shm is not offered: {error}"));
                     continue;
                 }
-                Err(source) => {
+                Err(cause) => {
                     return Err(StartError::Port {
                         flag: "--transfer",
                         address,
-                        source,
+                        cause,
                     });
                 }
             };

@@ -425,10 +425,10 @@ pub(crate) async fn bind(
         .network
         .listen(&address)
         .await
-        .map_err(|source| StartError::Port {
+        .map_err(|cause| StartError::Port {
             flag,
             address,
-            source,
+            cause,
         })
 }
 
@@ -436,10 +436,10 @@ pub(crate) fn local_address(
     flag: &'static str,
     listener: &Listener,
 ) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|source| StartError::Port {
+    listener.local_addr().map_err(|cause| StartError::Port {
         flag,
         address: "its own address".to_owned(),
-        source,
+        cause,
     })
 }
 

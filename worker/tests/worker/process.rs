@@ -37,6 +37,10 @@ fn fails(command: &mut Command) -> (i32, String) {
     let Output { status, stderr, .. } = command.env("RUST_LOG", "off").output().unwrap();
     let text = String::from_utf8(stderr).unwrap();
     assert_eq!(text.trim_end().lines().count(), 1, "one line: {text}");
+    let parts: Vec<&str> = text.trim_end().split(": ").collect();
+    for (at, part) in parts.iter().enumerate() {
+        assert!(!parts[..at].contains(part), "{part} is said twice: {text}");
+    }
     (status.code().unwrap(), text)
 }
 
