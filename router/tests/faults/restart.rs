@@ -22,7 +22,7 @@ fn second(card: baton_protocol::card::Card) -> baton_protocol::card::Card {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_router_that_comes_after_a_dead_one_takes_nothing_over() {
     let mut p = Double::start(second(samples::prefill_card("p")), ARTIFACT).await;
-    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let mut d = Double::start(samples::card("d"), ARTIFACT).await;
     let (mut prefills, mut decodes) = (p.direct(), d.direct());
 
     // A process of its own, as far as its tasks and connections go.
@@ -80,15 +80,22 @@ async fn the_router_that_comes_after_a_dead_one_takes_nothing_over() {
     );
     // It cancels nothing that it does not know.
     router.holds_nothing().await;
-    p.obey();
-    while let Ok(seen) = p.seen.try_recv() {
-        let strange = match &seen {
-            Seen::Cancel(cancelled) => *cancelled != run,
-            Seen::CancelOperation(operation) => !operation.starts_with(&run),
-            _ => false,
-        };
-        assert!(!strange, "{seen:?}");
+    let mut prefills = Vec::new();
+    for worker in [&mut p, &mut d] {
+        while let Ok(seen) = worker.seen.try_recv() {
+            let strange = match &seen {
+                Seen::Cancel(cancelled) => *cancelled != run,
+                Seen::CancelOperation(operation) => !operation.starts_with(&run),
+                _ => false,
+            };
+            assert!(!strange, "{seen:?}");
+            if let Seen::Prefill(request) = seen {
+                prefills.push(request.operation.unwrap().run);
+            }
+        }
     }
+    // What was looked at is all that both were asked: the dead router's run, then the other's.
+    assert_eq!(prefills, [first_run, run]);
     assert!(
         router
             .metrics
