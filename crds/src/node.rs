@@ -34,9 +34,16 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
+/// Lists and maps inside each other. The deepest field of a resource, in a pod's affinity, is at 13; the reader takes a stack frame
+/// of a kilobyte and more for each, twenty times as much where it is not optimised.
+const DEEPEST: usize = 32;
+
 /// Every document of a file. What is not YAML is one problem: the parser cannot go on after it.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Node>, Problem> {
-    serde_saphyr::from_multiple::<Node>(text).map_err(|error| {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_depth: DEEPEST },
+    };
+    serde_saphyr::from_multiple_with_options::<Node>(text, options).map_err(|error| {
         let error = error.without_snippet();
         let line = error.location().map_or(0, |location| location.line());
         let message = error.to_string();

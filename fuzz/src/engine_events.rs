@@ -18,6 +18,22 @@ pub fn frame(input: &mut Vec<u8>, batch: &[u8]) {
     input.extend_from_slice(batch);
 }
 
+/// Every batch can be read, and nothing is left over.
+pub fn accepts(input: &[u8]) -> bool {
+    let mut rest = input;
+    while let Some((length, after)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_le_bytes(*length));
+        let Some((batch, after)) = after.split_at_checked(length) else {
+            return false;
+        };
+        if decode(batch).is_err() {
+            return false;
+        }
+        rest = after;
+    }
+    !input.is_empty() && rest.is_empty()
+}
+
 /// Whatever was published: an event tells no more than its bytes can hold, and who reads the index' changes knows what it holds.
 ///
 /// # Panics

@@ -26,6 +26,11 @@ pub fn check(file: &[u8]) {
     }
 }
 
+/// It is a model.
+pub fn accepts(file: &[u8]) -> bool {
+    parse(file, "m.gguf").is_ok()
+}
+
 /// What a worker does with a model: registers it, and computes with it.
 fn serve(mut model: Llama) {
     let facts = model.facts().clone();

@@ -31,6 +31,11 @@ pub fn check(body: &[u8]) {
     }
 }
 
+/// One of both endpoints takes it.
+pub fn accepts(body: &[u8]) -> bool {
+    ChatRequest::parse(body).is_ok() || CompletionRequest::parse(body).is_ok()
+}
+
 /// Reads; whether the body is written with other spaces and escapes makes no difference.
 fn read<Request: PartialEq + std::fmt::Debug>(
     body: &[u8],

@@ -138,6 +138,22 @@ pub fn check(input: &[u8]) {
     assert_eq!(index.blocks(), 0, "blocks are left of no worker");
 }
 
+/// Every message can be read, and nothing is left over.
+pub fn accepts(input: &[u8]) -> bool {
+    let mut rest = input;
+    while let Some(([_, low, high], after)) = rest.split_first_chunk::<3>() {
+        let length = usize::from(u16::from_le_bytes([*low, *high]));
+        let Some((message, after)) = after.split_at_checked(length) else {
+            return false;
+        };
+        if wire::WatchEvent::decode(message).is_err() {
+            return false;
+        }
+        rest = after;
+    }
+    !input.is_empty() && rest.is_empty()
+}
+
 fn compare(index: &ExactIndex, expected: &[Expected; 2], met: &[BlockHash]) {
     let distinct: HashSet<&BlockHash> = expected.iter().flat_map(|one| &one.held).collect();
     assert_eq!(index.blocks(), distinct.len());

@@ -30,6 +30,8 @@ pub struct Target {
     pub name: &'static str,
     /// Panics when a property is broken.
     pub check: fn(&[u8]),
+    /// Whether an input is right, as far as whoever reads it can tell.
+    pub accepts: fn(&[u8]) -> bool,
     /// Inputs that are right, each with a word for its file.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
 }
@@ -39,36 +41,43 @@ pub const TARGETS: [Target; 7] = [
     Target {
         name: "http-body",
         check: http_body::check,
+        accepts: http_body::accepts,
         seeds: seeds::requests,
     },
     Target {
         name: "sse",
         check: sse::check,
+        accepts: sse::accepts,
         seeds: seeds::streams,
     },
     Target {
         name: "transport-frames",
         check: transport_frames::check,
+        accepts: transport_frames::accepts,
         seeds: seeds::frames,
     },
     Target {
         name: "kv-events",
         check: kv_events::check,
+        accepts: kv_events::accepts,
         seeds: seeds::events::seeds,
     },
     Target {
         name: "engine-events",
         check: engine_events::check,
+        accepts: engine_events::accepts,
         seeds: seeds::engine_events::seeds,
     },
     Target {
         name: "gguf",
         check: gguf::check,
+        accepts: gguf::accepts,
         seeds: seeds::model_files::seeds,
     },
     Target {
         name: "policy-yaml",
         check: policy_yaml::check,
+        accepts: policy_yaml::accepts,
         seeds: seeds::resources,
     },
 ];

@@ -26,6 +26,11 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
+/// Its documents are resources.
+pub fn accepts(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_ok_and(|text| read_documents([("f.yaml", text)]).is_ok())
+}
+
 fn said_well(problems: &[Problem], lines: u64) {
     assert!(!problems.is_empty(), "refused without a reason");
     for problem in problems {

@@ -38,6 +38,14 @@ pub fn check(input: &[u8]) {
     answer(*cut, &String::from_utf8_lossy(stream));
 }
 
+/// It is read to its end, and there was something in it.
+pub fn accepts(input: &[u8]) -> bool {
+    input.split_first().is_some_and(|(_, stream)| {
+        let (events, end) = decode(&[stream], LIMIT);
+        end.is_ok() && !events.is_empty()
+    })
+}
+
 fn decode(pieces: &[&[u8]], limit: usize) -> (Vec<Event>, Result<(), TooLong>) {
     let mut decoder = Decoder::new(limit);
     let mut events = Vec::new();

@@ -36,3 +36,9 @@ pub fn check(bytes: &[u8]) {
         assert!(part.error.is_none() || part.error == read.error);
     }
 }
+
+/// Frames, and nothing but frames.
+pub fn accepts(bytes: &[u8]) -> bool {
+    let read = recode_frames(bytes);
+    read.error.is_none() && read.frames > 0 && read.taken == bytes.len()
+}

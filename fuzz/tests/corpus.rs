@@ -42,6 +42,16 @@ fn every_seed_holds_what_its_target_says() {
 }
 
 #[test]
+fn every_seed_is_accepted_by_whoever_reads_it() {
+    for target in &TARGETS {
+        for (name, input) in (target.seeds)() {
+            let accepted = (target.accepts)(&input);
+            assert!(accepted, "target {}: seed {name} is refused", target.name);
+        }
+    }
+}
+
+#[test]
 fn every_beginning_of_a_seed_does_too() {
     for target in &TARGETS {
         let seeds = (target.seeds)();
