@@ -156,6 +156,11 @@ impl Dispatch for Dispatcher {
         self.shared.policies.in_force().set.of_model(model)
     }
 
+    fn refused(&self, model: &str) -> Option<String> {
+        let in_force = self.shared.policies.in_force();
+        in_force.refused_for(model)?.name.clone()
+    }
+
     fn models(&self) -> Vec<ModelListing> {
         let in_force = self.shared.policies.in_force();
         let view = self.shared.workers.view();

@@ -235,7 +235,11 @@ async fn method_not_allowed(request: Request) -> Response {
     ))
 }
 
+/// Nothing serves a model: nobody meant to, or whose policy cannot be honoured.
 fn model_not_found(front: &Front, model: &str) -> ApiError {
+    if let Some(policy) = front.dispatch.refused(model) {
+        return ApiError::policy_refused(model, &policy);
+    }
     let served: Vec<String> = front
         .dispatch
         .models()

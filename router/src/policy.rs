@@ -103,6 +103,9 @@ pub struct Refusal {
     pub name: Option<String>,
     /// The one that is refused, not the one in force.
     pub generation: Option<u64>,
+    /// Names of the model that it would serve, as far as they can be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<String>,
     pub reason: String,
 }
 
@@ -111,6 +114,15 @@ pub struct Refusal {
 pub struct InForce {
     pub set: Arc<PolicySet>,
     pub refused: Vec<Refusal>,
+}
+
+impl InForce {
+    /// The policy that would serve a model which nothing serves, if it were not refused: a router that has just started knows no
+    /// earlier version of it.
+    pub fn refused_for(&self, model: &str) -> Option<&Refusal> {
+        let mut refused = self.refused.iter();
+        refused.find(|refusal| refusal.models.iter().any(|name| name == model))
+    }
 }
 
 /// The policies in force, wherever they come from.

@@ -319,6 +319,11 @@ pub trait Dispatch: Send + Sync + fmt::Debug {
         self.ready().err().into_iter().collect()
     }
 
+    /// The policy that would serve a model that none serves, where it is refused.
+    fn refused(&self, _model: &str) -> Option<String> {
+        None
+    }
+
     /// Whether requests can be served now, of one model at least; otherwise what is missing.
     fn ready(&self) -> Result<(), String>;
 

@@ -192,6 +192,7 @@ async fn policies_are_listed_with_their_generation_and_what_is_refused_with_its_
         refused: vec![Refusal {
             name: Some("p".to_owned()),
             generation: Some(4),
+            models: Vec::new(),
             reason: "spec.decodePools: empty".to_owned(),
         }],
     });

@@ -45,6 +45,7 @@ pub fn policies(
             refused.push(Refusal {
                 name: Some(name.to_owned()),
                 generation: Some(generation),
+                models: models(object),
                 reason,
             });
             if let Some(known) = known {
@@ -57,6 +58,16 @@ pub fn policies(
         set: Arc::new(set),
         refused,
     }
+}
+
+/// The names that an object claims, whatever else is wrong with it.
+fn models(object: &DynamicObject) -> Vec<String> {
+    let spec = &object.data["spec"];
+    let aliases = spec["aliases"].as_array().into_iter().flatten();
+    std::iter::once(&spec["model"])
+        .chain(aliases)
+        .filter_map(|name| name.as_str().map(str::to_owned))
+        .collect()
 }
 
 fn already_served(Claimed { model, by }: &Claimed) -> String {
@@ -83,7 +94,7 @@ mod tests {
                     "name": name, "generation": generation,
                     "creationTimestamp": format!("2026-11-30T00:00:{second:02}Z"),
                 },
-                "spec": {"models": models},
+                "spec": {"models": models, "model": models.split(',').next(), "aliases": models.split(',').skip(1).collect::<Vec<_>>()},
             });
             Arc::new(serde_json::from_value(object).unwrap())
         };
@@ -170,6 +181,13 @@ mod tests {
         // One that was never good has nothing to keep.
         let never = next(&InForce::default(), &["a@1 bad", "b@1 n"], 1);
         assert_eq!(standing(&never), ["b@1 n"]);
+        // Who asks for its model is told so.
+        let named = |model| {
+            never
+                .refused_for(model)
+                .and_then(|refusal| refusal.name.as_deref())
+        };
+        assert_eq!((named("bad"), named("n")), (Some("a"), None));
     }
 
     #[test]

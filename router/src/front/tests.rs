@@ -64,6 +64,10 @@ impl Dispatch for Scripted {
             .then(|| self.policy.clone())
     }
 
+    fn refused(&self, model: &str) -> Option<String> {
+        (model == "spoilt").then(|| "p2".to_owned())
+    }
+
     fn models(&self) -> Vec<ModelListing> {
         ["tiny", "org/alias"]
             .map(|id| ModelListing {

@@ -71,6 +71,15 @@ impl ApiError {
         error.with_code("model_not_found")
     }
 
+    /// 503: its policy is refused. What is wrong with it is for those who may see the admin port.
+    pub fn policy_refused(model: &str, policy: &str) -> Self {
+        let model = echo(model);
+        let message = format!(
+            "the model {model:?} is not served: RoutePolicy {policy} is refused, and this router knows no earlier version of it; GET /v1/policies on the admin port says why"
+        );
+        Self::unavailable(message, "policy_refused")
+    }
+
     /// 404: no such route.
     pub fn unknown_route(method: &str, path: &str) -> Self {
         let (method, path) = (echo(method), echo(path));

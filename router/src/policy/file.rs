@@ -30,6 +30,7 @@ impl From<&PolicyFile> for InForce {
         let refusal = |reason| Refusal {
             name: None,
             generation: None,
+            models: Vec::new(),
             reason,
         };
         Self {

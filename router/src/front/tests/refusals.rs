@@ -50,6 +50,10 @@ async fn requests_that_cannot_be_served_name_what_is_wrong() {
             (404, INVALID, Some("model"), Some("model_not_found")),
         ),
         (
+            chat(&json!({"model": "spoilt"})),
+            (503, "server_error", None, Some("policy_refused")),
+        ),
+        (
             chat(&json!({"temperature": 3})),
             (400, INVALID, Some("temperature"), None),
         ),
