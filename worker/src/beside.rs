@@ -1,8 +1,8 @@
-//! The daemon beside a server of its own: vLLM, started by somebody else and called by routers at its own port.
+//! The daemon beside a server of its own: vLLM or SGLang, started by somebody else and called by routers at its own port.
 //!
 //! - [`start`]: the process. `supervise`: looks for the server, registers each life of its process, follows it. `life`: one of them.
 //!   `service`, `admin`, `metrics`: what is told of it. `shared`: what these share.
-//! - `vllm`: what it says of itself, over `http`. `nixl`: what its connector does, over `sockets`. `folder`: what the model's files do.
+//! - `vllm`, `sglang`: what it says of itself (`told`), over `http`. `nixl`: what its connector does, over `sockets`. `folder`: what the model's files do.
 //!   `card`: all that as a card. `text`: whether routers make the tokens that it computes with.
 //! - [`exposition`]: its metrics. `load`: load reports and fitted costs from them.
 //! - [`events`]: what it publishes of its prefix cache. [`index`]: the same under Baton's block hashes. [`follow`]: its batches
@@ -25,11 +25,13 @@ mod load;
 mod metrics;
 mod nixl;
 mod service;
+mod sglang;
 mod shared;
 mod sockets;
 pub mod start;
 mod supervise;
 mod text;
+mod told;
 mod vllm;
 
 #[cfg(test)]

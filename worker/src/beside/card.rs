@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::folder::{Described, ModelFolder};
 use super::nixl::Handshake;
-use super::vllm::Told;
+use super::told::Told;
 use crate::config::{Connector, Dtype, EngineKind, WorkerConfig};
 use crate::model::facts::artifact_digest;
 
@@ -31,6 +31,8 @@ pub(crate) struct Found<'a> {
     pub(crate) url: String,
     /// Of NIXL's handshakes, as others reach them.
     pub(crate) side_channel: Option<String>,
+    /// Host and port of SGLang's bootstrap server, as others reach it.
+    pub(crate) bootstrap: Option<(String, u16)>,
 }
 
 /// The card, with what is wanting or contradicted as notices.
@@ -95,13 +97,17 @@ pub(crate) fn write(config: &WorkerConfig, found: Found<'_>) -> Card {
             max_batched_tokens: batched,
             max_context: told.max_length,
         },
-        transports: transports(engine.connector, found.side_channel),
+        transports: transports(
+            engine.connector,
+            found.side_channel,
+            found.bootstrap.as_ref(),
+        ),
         topology: config.topology.clone(),
         chunk: ChunkPolicy::Fixed { tokens: batched },
         dispatch: Dispatch::OpenAiHttp {
             url: found.url,
             model: String::new(),
-            split: split(config),
+            split: split(config, found.bootstrap.as_ref()),
         },
         text: found.text,
         control_address: found.control_address,
@@ -110,23 +116,35 @@ pub(crate) fn write(config: &WorkerConfig, found: Found<'_>) -> Card {
     }
 }
 
-fn split(config: &WorkerConfig) -> Split {
+fn split(config: &WorkerConfig, bootstrap: Option<&(String, u16)>) -> Split {
     let lease_milliseconds = config.kv_pool.lease_seconds * 1000;
     match config.engine.connector {
         Connector::Nixl => Split::NixlPull { lease_milliseconds },
         Connector::Baton => Split::Baton { lease_milliseconds },
-        Connector::None | Connector::Sglang => Split::None,
+        Connector::Sglang => bootstrap.map_or(Split::None, |(host, port)| Split::Bootstrap {
+            host: host.clone(),
+            port: *port,
+        }),
+        Connector::None => Split::None,
     }
 }
 
-fn transports(connector: Connector, side_channel: Option<String>) -> Vec<TransportOffer> {
-    let nixl = side_channel.filter(|_| connector == Connector::Nixl);
-    nixl.into_iter()
-        .map(|address| TransportOffer {
-            kind: "Nixl".to_owned(),
-            address,
-        })
-        .collect()
+/// What a pair has in common where the engines move KV themselves.
+fn transports(
+    connector: Connector,
+    side_channel: Option<String>,
+    bootstrap: Option<&(String, u16)>,
+) -> Vec<TransportOffer> {
+    let address = match connector {
+        Connector::Nixl => side_channel,
+        Connector::Sglang => bootstrap.map(|(host, port)| format!("{host}:{port}")),
+        Connector::None | Connector::Baton => None,
+    };
+    let offer = |address| TransportOffer {
+        kind: connector.word().to_owned(),
+        address,
+    };
+    address.map(offer).into_iter().collect()
 }
 
 /// The files' digest; without the files what the pool calls them.
@@ -195,22 +213,27 @@ fn layout(
         (rank * ranks).checked_div(u64::from(handshake.block_size))
     });
     Layout {
-        order: match found.handshake {
-            Some(handshake) => Fact::observed(handshake.layout.clone()),
-            None => Fact::unknown(),
+        order: match (found.handshake, &found.told.layout) {
+            (Some(handshake), _) => Fact::observed(handshake.layout.clone()),
+            (None, Some(layout)) => Fact::observed(layout.clone()),
+            (None, None) => Fact::unknown(),
         },
         bytes_per_token: by_shape
             .or(by_regions)
             .filter(|bytes| *bytes > 0)
             .map_or_else(Fact::unknown, Fact::observed),
-        tensor: Fact::declared(config.parallelism.tensor),
-        pipeline: Fact::declared(config.parallelism.pipeline),
+        tensor: size(found.told.tensor, config.parallelism.tensor),
+        pipeline: size(found.told.pipeline, config.parallelism.pipeline),
         engine_hash: match (found.handshake, config.engine.connector) {
             (Some(handshake), _) => Fact::observed(handshake.compatibility_hash.clone()),
             (None, Connector::Nixl) => Fact::unknown(),
             (None, _) => Fact::observed("None".to_owned()),
         },
     }
+}
+
+fn size(observed: Option<u32>, declared: u32) -> Fact<u32> {
+    observed.map_or(Fact::declared(declared), Fact::observed)
 }
 
 fn artifact(bytes: Option<&bytes::Bytes>) -> Fact<String> {

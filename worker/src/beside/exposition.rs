@@ -124,6 +124,38 @@ impl Reading {
         reading
     }
 
+    /// Reads a scrape of SGLang. What does not change it says elsewhere.
+    pub fn sglang(text: &str) -> Self {
+        let mut reading = Self::default();
+        let mut prompts = 0.0;
+        for sample in samples(text).filter(|sample| sample.value.is_finite()) {
+            let value = sample.value;
+            let Some(name) = sample.name.strip_prefix("sglang:") else {
+                continue;
+            };
+            match name {
+                "num_running_reqs" => reading.running += value,
+                "num_queue_reqs" => reading.waiting += value,
+                "token_usage" => reading.kv_usage = reading.kv_usage.max(value.clamp(0.0, 1.0)),
+                "prompt_tokens_total" => prompts += value,
+                "cached_tokens_total" => reading.found += value,
+                "generation_tokens_total" => reading.generated += value,
+                "time_to_first_token_seconds_sum" => reading.first_tokens.sum += value,
+                "time_to_first_token_seconds_count" => reading.first_tokens.count += value,
+                "inter_token_latency_seconds_sum" => reading.between_tokens.sum += value,
+                "inter_token_latency_seconds_count" => reading.between_tokens.count += value,
+                "num_transfer_failed_reqs_total" => reading.failed_transfers += value,
+                _ => {}
+            }
+        }
+        reading.computed = (prompts - reading.found).max(0.0);
+        reading.prompts = Sum {
+            sum: prompts,
+            count: reading.first_tokens.count,
+        };
+        reading
+    }
+
     fn take(&mut self, sample: &Sample<'_>) {
         let value = sample.value;
         if !value.is_finite() {

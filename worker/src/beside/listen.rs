@@ -9,7 +9,7 @@ use super::events::{Event, Malformed, decode};
 use super::follow::{Follower, Numbered, Step, Timed};
 use super::life::Life;
 use super::sockets::{Endpoint, Published, Subscription, replay, replay_address};
-use super::vllm::EventSource;
+use super::told::EventSource;
 
 /// Silence after which the engine is asked whether there was nothing to hear: a lost batch shows by the next one only.
 const SILENCE: Duration = Duration::from_secs(10);

@@ -44,8 +44,8 @@ impl Endpoint {
             )));
         };
         Ok(match bound {
-            "*" | "[::]" | "::" => Self::Connect(format!("tcp://{host}:{port}")),
-            // vLLM binds to a wildcard and connects to everything else.
+            "*" | "[::]" | "::" | "0.0.0.0" => Self::Connect(format!("tcp://{host}:{port}")),
+            // Engines bind to a wildcard and connect to everything else.
             _ => Self::Bind(endpoint.to_owned()),
         })
     }

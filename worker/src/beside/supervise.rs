@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use baton_placement::calibration::{WorkerCoefficients, built_in};
 use baton_placement::coefficients::{PhaseFactors, PhaseSamples};
-use baton_protocol::card::Card;
+use baton_protocol::card::{Card, Role};
 use baton_protocol::hash::HashKey;
 use baton_protocol::ids::Incarnation;
 use baton_system::System;
@@ -26,8 +26,9 @@ use super::load::{Beside, Reporter};
 use super::nixl::{self, Handshake};
 use super::shared::Shared;
 use super::text;
-use super::vllm::{self, Told, Untold};
-use crate::config::{Connector, ModelSource, WorkerConfig};
+use super::told::{EventSource, Told, Untold};
+use super::{sglang, vllm};
+use crate::config::{Connector, EngineKind, ModelSource, WorkerConfig};
 use crate::kv::PoolConfig;
 use crate::model::facts::artifact_digest;
 use crate::serve::offering::advertised;
@@ -39,6 +40,8 @@ const WORD: Duration = Duration::from_secs(30);
 /// Between reports. A scrape costs the server's one thread some milliseconds.
 const BUSY: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(1);
+/// SGLang's own default.
+const BOOTSTRAP_PORT: u16 = 8998;
 /// Questions in a row without an answer after which a server is given up: a long prompt keeps it from answering for seconds.
 const SILENT: u32 = 4;
 /// The same where nothing listens at its port any more.
@@ -116,7 +119,7 @@ impl Supervisor {
     }
 
     /// Waits for the server, and finds out what it is.
-    async fn register(&self) -> Result<(Arc<Life>, Reporter, Vec<vllm::EventSource>), String> {
+    async fn register(&self) -> Result<(Arc<Life>, Reporter, Vec<EventSource>), String> {
         let (found, folder) = tokio::join!(self.wait(), self.folder());
         let (told, handshake) = found?;
         let facts = Facts {
@@ -192,6 +195,7 @@ impl Supervisor {
                 control_address: at(self.control.port()),
                 url: format!("http://{}", at(port)),
                 side_channel: self.side_channel(),
+                bootstrap: self.bootstrap(),
             },
         );
         if card.capacity.blocks == 0 || card.capacity.max_context == 0 {
@@ -213,6 +217,27 @@ impl Supervisor {
         let port = port.parse().ok()?;
         let own = SocketAddr::new(self.control.ip(), port);
         Some(advertised(self.advertise.as_deref(), own))
+    }
+
+    /// Host and port of SGLang's bootstrap server, as others reach it.
+    fn bootstrap(&self) -> Option<(String, u16)> {
+        let engine = &self.shared.config.engine;
+        if engine.connector != Connector::Sglang {
+            return None;
+        }
+        let host = match &self.advertise {
+            Some(host) => host.clone(),
+            None => self.control.ip().to_string(),
+        };
+        Some((host, engine.bootstrap_port.unwrap_or(BOOTSTRAP_PORT)))
+    }
+
+    /// The same as the daemon reaches it: prefill workers have one.
+    fn bootstrap_server(&self) -> Option<Server> {
+        let (_, port) = self.bootstrap()?;
+        let config = &self.shared.config;
+        let url = format!("http://{}:{port}", self.server.host());
+        (config.role == Role::Prefill).then(|| Server::new(Arc::clone(&self.system.network), &url))
     }
 
     /// Asks until the server answers all questions, at most as long as it was given.
@@ -244,6 +269,16 @@ impl Supervisor {
     }
 
     async fn ask(&self, config: &WorkerConfig) -> Result<(Told, Option<Handshake>), Untold> {
+        if config.engine.kind == EngineKind::Sglang {
+            let bootstrap = self.bootstrap_server();
+            let told = sglang::ask(&self.server, bootstrap.as_ref(), config).await?;
+            return match told.metrics.blocks {
+                Some(_) => Ok((told, None)),
+                None => Err(Untold::NotYet(
+                    "GET /server_info has no page_size or no max_total_num_tokens yet".to_owned(),
+                )),
+            };
+        }
         let told = vllm::ask(&self.server, config).await?;
         if told.metrics.blocks.is_none() {
             return Err(Untold::NotYet(
@@ -328,7 +363,10 @@ impl Supervisor {
     /// The server's metrics, and now and then whether its engine is alive: a server may outlive it.
     async fn reading(&self, checked: &mut Instant) -> Result<Reading, Unanswered> {
         if checked.elapsed() >= IDLE {
-            vllm::health(&self.server).await?;
+            match self.shared.config.engine.kind {
+                EngineKind::Sglang => sglang::health(&self.server).await?,
+                _ => vllm::health(&self.server).await?,
+            }
             *checked = Instant::now();
         }
         let answer = self.server.get("/metrics").await?;
@@ -336,11 +374,14 @@ impl Supervisor {
             let said = format!("status {}", answer.status);
             return Err(Unanswered::Broken("GET /metrics".to_owned(), said));
         }
-        Ok(Reading::vllm(&answer.text()))
+        Ok(match self.shared.config.engine.kind {
+            EngineKind::Sglang => Reading::sglang(&answer.text()),
+            _ => Reading::vllm(&answer.text()),
+        })
     }
 }
 
-async fn follow(life: &Life, sources: &[vllm::EventSource], host: &str) -> &'static str {
+async fn follow(life: &Life, sources: &[EventSource], host: &str) -> &'static str {
     match sources {
         [source] => listen::follow(life, source, host).await,
         _ => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! A server as vLLM is one, seen from outside: HTTP, published events with replays, NIXL's handshakes.
+//! A server as vLLM or SGLang is one, seen from outside: HTTP, published events with replays, NIXL's handshakes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,6 +37,10 @@ pub(crate) struct Says {
     pub(crate) late_reads: u32,
     /// Its tokenizer is not that of its files.
     pub(crate) other_tokens: bool,
+    /// It is SGLang, in this mode.
+    pub(crate) sglang: Option<&'static str>,
+    /// All ranks have registered with its bootstrap server, which is played at the same port.
+    pub(crate) ranks_registered: bool,
     events: Value,
 }
 
@@ -108,6 +112,8 @@ impl Engine {
             waiting: 0,
             late_reads: 0,
             other_tokens: false,
+            sglang: None,
+            ranks_registered: true,
             events,
         }));
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
@@ -122,6 +128,10 @@ impl Engine {
             .route("/metrics", get(metrics))
             .route("/kv_event_sources", get(sources))
             .route("/tokenize", post(tokenize))
+            // SGLang's own.
+            .route("/ready", get(health))
+            .route("/server_info", get(server_info))
+            .route("/route", get(bootstrap))
             .with_state(Arc::clone(&says));
         tasks.spawn(async move {
             axum::serve(listener, router).await.unwrap();
@@ -270,6 +280,12 @@ async fn models(State(says): Told) -> Json<Value> {
 
 async fn metrics(State(says): Told) -> String {
     let says = says.lock();
+    if says.sglang.is_some() {
+        return format!(
+            "sglang:num_running_reqs{{tp_rank=\"0\"}} {}\nsglang:num_queue_reqs{{tp_rank=\"0\"}} {}\nsglang:token_usage 0.25\n",
+            says.running, says.waiting
+        );
+    }
     let labels = "engine=\"0\",model_name=\"tiny\"";
     format!(
         "process_start_time_seconds {}\nvllm:num_requests_running{{{labels}}} {}\nvllm:num_requests_waiting{{{labels}}} {}\n\
@@ -278,6 +294,33 @@ async fn metrics(State(says): Told) -> String {
          vllm:cache_config_info{{block_size=\"{BLOCK}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",num_gpu_blocks=\"{BLOCKS}\"}} 1.0\n",
         says.process_start, says.running, says.waiting, says.late_reads
     )
+}
+
+async fn server_info(State(says): Told) -> (StatusCode, Json<Value>) {
+    let says = says.lock();
+    let Some(mode) = says.sglang else {
+        return (StatusCode::NOT_FOUND, Json(Value::Null));
+    };
+    let port = |name: &str| {
+        let endpoint = says.events["0"][name].as_str().unwrap_or_default();
+        let port = endpoint
+            .rsplit_once(':')
+            .map(|(_, port)| port.parse::<u16>());
+        port.and_then(Result::ok)
+    };
+    let info = json!({"version": "0.5.23", "page_size": BLOCK, "max_total_num_tokens": BLOCK * BLOCKS, "tp_size": 1, "pp_size": 1,
+        "kv_cache_dtype": "auto", "dtype": "bfloat16", "attention_backend": "torch_native", "disaggregation_mode": mode,
+        "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port("endpoint"),
+            "replay_endpoint_port_base": port("replay_endpoint"), "topic": "", "block_size": BLOCK, "dp_size": 1}});
+    (StatusCode::OK, Json(info))
+}
+
+async fn bootstrap(State(says): Told) -> (StatusCode, Json<Value>) {
+    if says.lock().ranks_registered {
+        (StatusCode::OK, Json(json!({"page_size": BLOCK})))
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, Json(Value::Null))
+    }
 }
 
 async fn sources(State(says): Told) -> Json<Value> {

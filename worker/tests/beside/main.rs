@@ -6,4 +6,5 @@
 mod double;
 mod events;
 mod registration;
+mod sglang;
 mod watcher;

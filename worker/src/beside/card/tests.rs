@@ -22,7 +22,6 @@ fn told() -> Told {
     Told {
         version: "0.32.0".into(),
         max_length: 4096,
-        adapters: Vec::new(),
         metrics: Reading {
             block_size: Some(32),
             blocks: Some(400),
@@ -30,10 +29,7 @@ fn told() -> Told {
             prefix_caching: Some(true),
             ..Reading::default()
         },
-        events: Vec::new(),
-        dtype: None,
-        max_sequences: None,
-        max_batched_tokens: None,
+        ..Told::default()
     }
 }
 
@@ -75,6 +71,7 @@ fn card(
             control_address: "10.0.0.7:7000".into(),
             url: "http://10.0.0.7:8200".into(),
             side_channel: Some("10.0.0.7:5600".into()),
+            bootstrap: Some(("10.0.0.7".into(), 8998)),
         },
     )
 }
@@ -229,4 +226,23 @@ fn config_of_the_right_server() -> WorkerConfig {
         json["engine"]["quantization"] = "None".into();
         json["engine"]["maxModelLength"] = 4096.into();
     })
+}
+
+#[test]
+fn sglang_servers_pair_over_their_bootstrap_server() {
+    let config = config(|json| {
+        json["engine"] = json!({"type": "SGLang", "url": "http://127.0.0.1:30000", "blockSize": 32, "connector": "Sglang"});
+    });
+    let mut told = told();
+    told.layout = Some("SGLang 0.5.23, attention backend fa3".into());
+    told.tensor = Some(2);
+    let card = card(&config, &told, None, Some(&folder()));
+    let Dispatch::OpenAiHttp { split, .. } = &card.dispatch else {
+        panic!("a server is called over HTTP");
+    };
+    let (host, port) = ("10.0.0.7".to_owned(), 8998);
+    assert_eq!(*split, Split::Bootstrap { host, port });
+    assert_eq!(card.transports[0].kind, "Sglang");
+    assert_eq!(card.layout.tensor, Fact::observed(2));
+    assert!(compatible(&card, &card).is_ok());
 }
