@@ -1,7 +1,7 @@
 //! The daemon beside a server of its own: vLLM or SGLang, started by somebody else and called by routers at its own port.
 //!
 //! - [`start`]: the process. `supervise`: looks for the server, registers each life of its process, follows it. `life`: one of them.
-//!   `service`, `admin`, `metrics`: what is told of it. `shared`: what these share.
+//!   `staging`: the memory of Baton's connector. `service`, `admin`, `metrics`: what is told of it. `shared`: what these share.
 //! - `vllm`, `sglang`: what it says of itself (`told`), over `http`. `nixl`: what its connector does, over `sockets`. `folder`: what the model's files do.
 //!   `card`: all that as a card. `text`: whether routers make the tokens that it computes with.
 //! - [`exposition`]: its metrics. `load`: load reports and fitted costs from them.
@@ -28,6 +28,7 @@ mod service;
 mod sglang;
 mod shared;
 mod sockets;
+mod staging;
 pub mod start;
 mod supervise;
 mod text;

@@ -45,7 +45,9 @@ use crate::transport::choice::Left;
 /// What engines are served with.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Staging memory; its geometry is that of [`Layout`].
+    /// What the engine's blocks must look like.
+    pub layout: Layout,
+    /// Staging memory of that geometry.
     pub pool: KvPool,
     /// What descriptors say of this worker.
     pub registered: Registered,
@@ -70,7 +72,7 @@ pub struct Registered {
     pub incarnation: Incarnation,
     /// Of its model and engine.
     pub kv_identity: String,
-    /// [`Layout::digest`].
+    /// Of the card's layout, which [`Layout::digest`] is a part of.
     pub layout_digest: String,
     /// Where the lease protocol is spoken.
     pub control_address: String,

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::index::{Counts, Index};
+use super::staging::Staging;
 use crate::kv::events::EventsSince;
 use crate::serve::service::watch::Watched;
 
@@ -32,6 +33,8 @@ pub(crate) struct Life {
     /// Times that batches were lost, and that a replay was asked for.
     pub(crate) gaps: AtomicU64,
     pub(crate) replays: AtomicU64,
+    /// Of Baton's connector inside the server.
+    pub(crate) staging: Option<Staging>,
     pub(crate) ended: CancellationToken,
 }
 
@@ -43,6 +46,7 @@ impl Life {
         load: wire::Load,
         coefficients: WorkerCoefficients,
         draining: watch::Receiver<bool>,
+        (staging, ended): (Option<Staging>, CancellationToken),
     ) -> Result<Arc<Self>, serde_json::Error> {
         Ok(Arc::new(Self {
             card_json: card.to_json()?,
@@ -55,7 +59,8 @@ impl Life {
             draining,
             gaps: AtomicU64::new(0),
             replays: AtomicU64::new(0),
-            ended: CancellationToken::new(),
+            staging,
+            ended,
         }))
     }
 

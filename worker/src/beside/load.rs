@@ -17,6 +17,10 @@ pub(crate) struct Beside {
     pub(crate) counts: Counts,
     pub(crate) gaps: u64,
     pub(crate) draining: bool,
+    /// Of Baton's connector: leases that live, those that nobody came for, and hand-offs that were given up here.
+    pub(crate) leases: u32,
+    pub(crate) expired: u64,
+    pub(crate) failed: u64,
 }
 
 /// One life's reports.
@@ -126,11 +130,11 @@ impl Reporter {
                 ..wire::BlockCounts::default()
             }),
             step_remaining_milliseconds: 0.0,
-            leases_open: 0,
+            leases_open: beside.leases,
             draining: beside.draining,
             late_reads: whole(reading.late_reads),
-            failed_transfers: whole(reading.failed_transfers),
-            expired_leases: whole(reading.expired),
+            failed_transfers: whole(reading.failed_transfers) + beside.failed,
+            expired_leases: whole(reading.expired) + beside.expired,
             events_skipped: beside.counts.hidden(),
             event_gaps: beside.gaps,
             preemptions: whole(reading.preemptions),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
+use baton_protocol::failure::HandoffFailure;
 use baton_protocol::wire;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -25,6 +26,12 @@ struct StateLabels {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LeftLabels {
+    from: &'static str,
+    cause: &'static str,
+}
+
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -39,6 +46,10 @@ pub(crate) struct Metrics {
     expired: Counter,
     failed_transfers: Counter,
     preemptions: Counter,
+    handoffs: Counter,
+    handoff_bytes: Counter,
+    verification_failures: Family<CauseLabels, Counter>,
+    transports_left: Family<LeftLabels, Counter>,
     applied: Counter,
     skipped: Family<CauseLabels, Counter>,
     gaps: Counter,
@@ -73,6 +84,10 @@ impl Metrics {
             expired: Counter::default(),
             failed_transfers: Counter::default(),
             preemptions: Counter::default(),
+            handoffs: Counter::default(),
+            handoff_bytes: Counter::default(),
+            verification_failures: Family::default(),
+            transports_left: Family::default(),
             applied: Counter::default(),
             skipped: Family::default(),
             gaps: Counter::default(),
@@ -136,6 +151,26 @@ impl Metrics {
             "Times that cache events were asked for again",
             &metrics.replays,
         );
+        counter(
+            "handoffs_taken",
+            "Hand-offs that Baton's connector has brought, proven, to this server",
+            &metrics.handoffs,
+        );
+        counter(
+            "handoff_bytes",
+            "Bytes of their blocks",
+            &metrics.handoff_bytes,
+        );
+        registry.register(
+            "verification_failures",
+            "Hand-offs given up by this worker as their reader",
+            metrics.verification_failures.clone(),
+        );
+        registry.register(
+            "transport_fallbacks",
+            "Hand-offs read over another transport than the first that both have, by what was in its way",
+            metrics.transports_left.clone(),
+        );
         registry.register("kv_blocks", "KV blocks by owner", metrics.blocks.clone());
         registry.register(
             "engine_events_skipped",
@@ -155,6 +190,27 @@ impl Metrics {
             self.lives.inc();
             *self.seen.lock() = Seen::default();
         }
+    }
+
+    /// A hand-off came through.
+    pub(crate) fn handoff_taken(&self, bytes: u64) {
+        self.handoffs.inc();
+        self.handoff_bytes.inc_by(bytes);
+    }
+
+    /// A hand-off was given up.
+    pub(crate) fn handoff_failed(&self, cause: HandoffFailure) {
+        let cause = cause.word();
+        self.verification_failures
+            .get_or_create(&CauseLabels { cause })
+            .inc();
+    }
+
+    /// A hand-off went another way.
+    pub(crate) fn transport_left(&self, from: &'static str, cause: &'static str) {
+        self.transports_left
+            .get_or_create(&LeftLabels { from, cause })
+            .inc();
     }
 
     /// Takes in how a life stands.

@@ -7,8 +7,10 @@ use baton_protocol::wire::worker_server::Worker;
 use baton_protocol::wire::{self, DecodeEvent, PrefillEvent, WatchEvent};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::life::Life;
 use super::shared::Shared;
-use crate::serve::service::{Answers, chunks, watch};
+use super::staging::Staging;
+use crate::serve::service::{Answers, chunks, leases, watch};
 
 /// Implements `baton.worker.v1.Worker`.
 #[derive(Clone, Debug)]
@@ -24,6 +26,14 @@ impl Service {
             "worker {}: its server is called over HTTP: send the request to {url}",
             self.0.config.name
         ))
+    }
+
+    fn staged(&self) -> Result<Arc<Life>, Status> {
+        self.0.living().map_err(Status::unavailable)
+    }
+
+    fn staging<'a>(&self, life: &'a Life) -> Result<&'a Staging, Status> {
+        life.staging.as_ref().ok_or_else(|| self.no_lease())
     }
 
     fn no_lease(&self) -> Status {
@@ -75,30 +85,34 @@ impl Worker for Service {
 
     async fn claim(
         &self,
-        _: Request<wire::ClaimRequest>,
+        request: Request<wire::ClaimRequest>,
     ) -> Result<Response<wire::ClaimReply>, Status> {
-        Err(self.no_lease())
+        let life = self.staged()?;
+        leases::claim(self.staging(&life)?, request.into_inner()).map(Response::new)
     }
 
     async fn renew(
         &self,
-        _: Request<wire::RenewRequest>,
+        request: Request<wire::RenewRequest>,
     ) -> Result<Response<wire::RenewReply>, Status> {
-        Err(self.no_lease())
+        let life = self.staged()?;
+        leases::renew(self.staging(&life)?, &request.into_inner()).map(Response::new)
     }
 
     async fn complete(
         &self,
-        _: Request<wire::CompleteRequest>,
+        request: Request<wire::CompleteRequest>,
     ) -> Result<Response<wire::CompleteReply>, Status> {
-        Err(self.no_lease())
+        let life = self.staged()?;
+        leases::complete(self.staging(&life)?, request.into_inner()).map(Response::new)
     }
 
     async fn release(
         &self,
-        _: Request<wire::ReleaseRequest>,
+        request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseReply>, Status> {
-        Err(self.no_lease())
+        let life = self.staged()?;
+        leases::release(self.staging(&life)?, request.into_inner()).map(Response::new)
     }
 
     async fn drain(
@@ -108,7 +122,11 @@ impl Worker for Service {
         self.0.set_draining(!request.into_inner().undo);
         Ok(Response::new(wire::DrainReply {
             operations: self.0.operations(),
-            leases: 0,
+            leases: self
+                .0
+                .current()
+                .and_then(|life| Some(life.staging.as_ref()?.leases().0))
+                .unwrap_or(0),
         }))
     }
 

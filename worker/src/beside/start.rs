@@ -14,6 +14,7 @@ use super::admin;
 use super::http::Server;
 use super::service::Service;
 use super::shared::Shared;
+use super::staging::{self, Place};
 use super::supervise::Supervisor;
 use crate::serve::StartError;
 use crate::serve::start::{KEEPALIVE, STREAMS, Start, bind, local_address};
@@ -44,6 +45,16 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
     let admin_address = local_address("--admin", &admin_listener)?;
     let drain_timeout = Duration::from_secs(start.config.drain_timeout_seconds);
     let url = start.config.engine.url.clone().unwrap_or_default();
+    let place = staging::listen(&start.config)?.map(|listener| Place {
+        listener,
+        transfer: start.addresses.transfer,
+        advertise: start.addresses.advertise.clone(),
+        host: start.host,
+        fault: start.fault,
+        clock: start.clock,
+        hash_key: start.hash_key.clone(),
+        system: system.clone(),
+    });
     let shared = Shared::new(start.config);
     let stop = shared.stop.clone();
     let mut tasks = JoinSet::new();
@@ -76,6 +87,7 @@ pub async fn start(start: Start) -> Result<Running, StartError> {
         shared: Arc::clone(&shared),
         system,
         hash_key: start.hash_key,
+        place,
         control: control_address,
         advertise: start.addresses.advertise,
     };

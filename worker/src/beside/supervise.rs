@@ -14,6 +14,7 @@ use baton_protocol::ids::Incarnation;
 use baton_system::System;
 use baton_system::entropy;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::card::{self, Found};
 use super::exposition::Reading;
@@ -25,6 +26,7 @@ use super::listen;
 use super::load::{Beside, Reporter};
 use super::nixl::{self, Handshake};
 use super::shared::Shared;
+use super::staging::{Place, Staging};
 use super::text;
 use super::told::{EventSource, Told, Untold};
 use super::{sglang, vllm};
@@ -65,6 +67,8 @@ pub(crate) struct Supervisor {
     /// Where the daemon's gRPC service is bound, and the host that others are told.
     pub(crate) control: SocketAddr,
     pub(crate) advertise: Option<String>,
+    /// Where Baton's connector moves KV, if the server has it.
+    pub(crate) place: Option<Place>,
 }
 
 /// All that was found out of a life before its card is written.
@@ -110,6 +114,9 @@ impl Supervisor {
                 why = follow(&life, &sources, self.server.host()) => why.to_owned(),
             };
             life.ended.cancel();
+            if let Some(staging) = &life.staging {
+                staging.closed().await;
+            }
             self.shared.metrics.take(&life);
             self.shared.metrics.registered(false);
             self.shared.absent(&why);
@@ -136,7 +143,17 @@ impl Supervisor {
             self.system.threads,
         )
         .await;
-        let card = self.card(&facts, Incarnation(u64::from_le_bytes(incarnation)), text)?;
+        let mut card = self.card(&facts, Incarnation(u64::from_le_bytes(incarnation)), text)?;
+        let ended = CancellationToken::new();
+        let staging = match &self.place {
+            None => None,
+            Some(place) => {
+                let seconds = self.shared.config.engine.start_timeout_seconds;
+                let layout = place.layout(Duration::from_secs(seconds)).await?;
+                let opened = place.open(&self.shared, layout, &mut card, ended.clone());
+                Some(opened.await?)
+            }
+        };
         let prior = prior();
         let capacity = &card.capacity;
         let mut reporter = Reporter::new(capacity.blocks, capacity.block_size, prior);
@@ -155,8 +172,16 @@ impl Supervisor {
             .flat_map(|folder| folder.tokenizer.iter().chain([&folder.chat_template]))
             .map(|bytes| (artifact_digest(bytes), bytes.clone()))
             .collect();
-        let life = Life::new(card, artifacts, index, load, prior, draining.subscribe())
-            .map_err(|error| format!("card: {error}: report this as a bug"))?;
+        let life = Life::new(
+            card,
+            artifacts,
+            index,
+            load,
+            prior,
+            draining.subscribe(),
+            (staging, ended),
+        )
+        .map_err(|error| format!("card: {error}: report this as a bug"))?;
         Ok((life, reporter, facts.told.events))
     }
 
@@ -338,7 +363,11 @@ impl Supervisor {
                 return "its process began anew".to_owned();
             }
             let (cached, _, counts) = life.cache();
+            let (leases, expired) = life.staging.as_ref().map_or((0, 0), Staging::leases);
             let beside = Beside {
+                leases,
+                expired,
+                failed: life.staging.as_ref().map_or(0, Staging::failed),
                 cached,
                 counts,
                 gaps: life.gaps.load(Ordering::Relaxed),

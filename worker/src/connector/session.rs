@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::handing::Handings;
-use super::message::{FromEngine, Half, Hello, Layout, ToEngine, VERSION};
+use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
 use super::socket::{Caller, Listener, Peer};
 use super::taking::Takings;
 use super::{Service, Worker};
@@ -323,13 +323,8 @@ fn check(service: &Service, hello: &Hello, file: Option<OwnedFd>) -> Result<Opti
     let (Some(layout), Some(pieces), Some(file)) = (&hello.layout, hello.inbox_pieces, file) else {
         return Err("a worker's hello has a layout, the inbox's pieces and its file".to_owned());
     };
-    let geometry = service.pool.store().geometry();
-    let ours = Layout {
-        block_size: geometry.block_size,
-        block_bytes: geometry.block_bytes(),
-        digest: service.registered.layout_digest.clone(),
-    };
-    if *layout != ours {
+    let ours = &service.layout;
+    if layout != ours {
         return Err(format!(
             "the engine's blocks are {layout:?}, this worker was registered with {ours:?}: restart the worker"
         ));

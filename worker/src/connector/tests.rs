@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Listener, Registered, Service, Worker};
+use super::{Layout, Listener, Registered, Service, Worker};
 use crate::kv::clock::MonotonicClock;
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
@@ -115,12 +115,17 @@ async fn daemon(owner: Option<&KvPool>, fault: Option<Fault>) -> Daemon {
     let path = folder.path().join("connector.sock");
     let listener = Listener::bind(&path).expect("a new path");
     let service = Service {
+        layout: Layout {
+            block_size: BLOCK_SIZE,
+            block_bytes: BLOCK_BYTES,
+            digest: "d".to_owned(),
+        },
         pool: pool.clone(),
         registered: Registered {
             worker: WorkerId::from("w"),
             incarnation: Incarnation(u64::from(owner.is_some()) + 1),
             kv_identity: "tiny".to_owned(),
-            layout_digest: "d".to_owned(),
+            layout_digest: "of the card".to_owned(),
             control_address: "source".to_owned(),
             transports: vec![TransportOffer {
                 kind: "Tcp".to_owned(),

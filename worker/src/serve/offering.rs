@@ -19,30 +19,30 @@ use crate::transport::tcp::TcpTransport;
 use crate::transport::{BlockSource, Transport};
 
 /// What transports are started from.
-pub(super) struct Offering<'a> {
-    pub(super) config: &'a WorkerConfig,
-    pub(super) listen: SocketAddr,
-    pub(super) advertise: Option<&'a str>,
-    pub(super) local: Option<LocalTransport>,
-    pub(super) host: Option<&'a str>,
-    pub(super) fault: Option<Fault>,
-    pub(super) network: Arc<dyn Network>,
-    pub(super) stop: CancellationToken,
+pub(crate) struct Offering<'a> {
+    pub(crate) config: &'a WorkerConfig,
+    pub(crate) listen: SocketAddr,
+    pub(crate) advertise: Option<&'a str>,
+    pub(crate) local: Option<LocalTransport>,
+    pub(crate) host: Option<&'a str>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) stop: CancellationToken,
 }
 
 /// What serves now.
-pub(super) struct Offered {
+pub(crate) struct Offered {
     /// In the configuration's order.
-    pub(super) transports: Vec<Arc<dyn Transport>>,
-    pub(super) offers: Vec<Offer>,
+    pub(crate) transports: Vec<Arc<dyn Transport>>,
+    pub(crate) offers: Vec<Offer>,
     /// What is configured and not offered, and why, in sentences for the card.
-    pub(super) notices: Vec<String>,
+    pub(crate) notices: Vec<String>,
 }
 
 impl Offering<'_> {
     /// Starts every transport of the configuration that there is, in its order. `Shm` that cannot be had is a sentence in the card:
     /// its readers take the next transport.
-    pub(super) async fn listen(
+    pub(crate) async fn listen(
         self,
         pool: &KvPool,
         card: &Card,

@@ -2,7 +2,7 @@
 
 mod decode;
 mod handoff;
-mod leases;
+pub(crate) mod leases;
 mod prefill;
 pub(crate) mod watch;
 
@@ -97,28 +97,28 @@ impl Worker for Service {
         &self,
         request: Request<wire::ClaimRequest>,
     ) -> Result<Response<wire::ClaimReply>, Status> {
-        leases::claim(&self.0, request.into_inner()).map(Response::new)
+        leases::claim(&*self.0, request.into_inner()).map(Response::new)
     }
 
     async fn renew(
         &self,
         request: Request<wire::RenewRequest>,
     ) -> Result<Response<wire::RenewReply>, Status> {
-        leases::renew(&self.0, &request.into_inner()).map(Response::new)
+        leases::renew(&*self.0, &request.into_inner()).map(Response::new)
     }
 
     async fn complete(
         &self,
         request: Request<wire::CompleteRequest>,
     ) -> Result<Response<wire::CompleteReply>, Status> {
-        leases::complete(&self.0, request.into_inner()).map(Response::new)
+        leases::complete(&*self.0, request.into_inner()).map(Response::new)
     }
 
     async fn release(
         &self,
         request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseReply>, Status> {
-        leases::release(&self.0, request.into_inner()).map(Response::new)
+        leases::release(&*self.0, request.into_inner()).map(Response::new)
     }
 
     async fn drain(

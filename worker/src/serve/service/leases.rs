@@ -4,8 +4,46 @@ use baton_protocol::ids::{Generation, Incarnation, LeaseId, RunId, TransferId, W
 use baton_protocol::wire::{self, claim_reply, renew_reply};
 use tonic::Status;
 
+use crate::kv::KvPool;
 use crate::kv::lease::{Completion, Gone, Granted, Reader};
 use crate::serve::daemon::Daemon;
+
+/// Who owns leases, and who hears of what is done to them.
+pub(crate) trait Owner {
+    fn pool(&self) -> &KvPool;
+
+    /// A reader was granted a lease; `traceparent` is its place in a trace.
+    fn claimed(&self, reader: &Reader, traceparent: &str, generation: u64) {
+        let _ = (reader, traceparent, generation);
+    }
+
+    /// A read has ended.
+    fn completed(&self, transfer: &TransferId, verified: bool, stale: bool) {
+        let _ = (transfer, verified, stale);
+    }
+
+    /// Leases are others than before.
+    fn changed(&self);
+}
+
+impl Owner for Daemon {
+    fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    fn claimed(&self, reader: &Reader, traceparent: &str, generation: u64) {
+        self.traces
+            .claimed(&reader.transfer, traceparent, generation, &reader.worker.0);
+    }
+
+    fn completed(&self, transfer: &TransferId, verified: bool, stale: bool) {
+        self.traces.completed(transfer, verified, stale);
+    }
+
+    fn changed(&self) {
+        self.changed.notify_one();
+    }
+}
 
 /// Bytes of a worker's name: that of a pod (RFC 1123, 253) with room.
 const LONGEST_READER: usize = 256;
@@ -39,8 +77,8 @@ fn gone(gone: Gone) -> wire::Gone {
     }
 }
 
-pub(super) fn claim(
-    daemon: &Daemon,
+pub(crate) fn claim(
+    owner: &impl Owner,
     request: wire::ClaimRequest,
 ) -> Result<wire::ClaimReply, Status> {
     let lease = lease(&request.lease)?;
@@ -49,22 +87,16 @@ pub(super) fn claim(
         worker: WorkerId::from(name("reader", request.reader, LONGEST_READER)?),
         incarnation: Incarnation(request.reader_incarnation),
     };
-    let answer = daemon
-        .pool
+    let answer = owner
+        .pool()
         .claim(lease, Generation(request.generation), &reader);
     if answer.is_ok() {
-        let reader_name = &reader.worker.0;
-        daemon.traces.claimed(
-            &reader.transfer,
-            &request.traceparent,
-            request.generation,
-            reader_name,
-        );
+        owner.claimed(&reader, &request.traceparent, request.generation);
     }
     if let Err(reason) = answer {
         tracing::info!(%lease, %reason, reader = %reader.worker, "claim refused");
     }
-    daemon.changed.notify_one();
+    owner.changed();
     Ok(wire::ClaimReply {
         outcome: Some(match answer {
             Ok(answer) => claim_reply::Outcome::Granted(granted(answer)),
@@ -73,11 +105,11 @@ pub(super) fn claim(
     })
 }
 
-pub(super) fn renew(
-    daemon: &Daemon,
+pub(crate) fn renew(
+    owner: &impl Owner,
     request: &wire::RenewRequest,
 ) -> Result<wire::RenewReply, Status> {
-    let answer = daemon.pool.renew(
+    let answer = owner.pool().renew(
         lease(&request.lease)?,
         Generation(request.generation),
         &TransferId::from(request.transfer.as_str()),
@@ -90,36 +122,36 @@ pub(super) fn renew(
     })
 }
 
-pub(super) fn complete(
-    daemon: &Daemon,
+pub(crate) fn complete(
+    owner: &impl Owner,
     request: wire::CompleteRequest,
 ) -> Result<wire::CompleteReply, Status> {
     let lease = lease(&request.lease)?;
     let transfer = TransferId::from(request.transfer);
-    let completion = daemon.pool.complete_read(
+    let completion = owner.pool().complete_read(
         lease,
         Generation(request.generation),
         &transfer,
         request.verified,
     );
     let stale = completion == Completion::Stale;
-    daemon.traces.completed(&transfer, request.verified, stale);
+    owner.completed(&transfer, request.verified, stale);
     if !request.verified {
         tracing::warn!(%lease, "its reader could not use what it read");
     }
-    daemon.changed.notify_one();
+    owner.changed();
     Ok(wire::CompleteReply { stale })
 }
 
-pub(super) fn release(
-    daemon: &Daemon,
+pub(crate) fn release(
+    owner: &impl Owner,
     request: wire::ReleaseRequest,
 ) -> Result<wire::ReleaseReply, Status> {
     // One that is not there was released before: no error.
-    daemon
-        .pool
+    owner
+        .pool()
         .release_lease(lease(&request.lease)?, &RunId::from(request.run));
-    daemon.changed.notify_one();
+    owner.changed();
     Ok(wire::ReleaseReply {})
 }
 

@@ -1,0 +1,261 @@
+//! Where Baton's connector inside the server moves KV: memory of the daemon, with leases, transports and proofs as every worker has
+//! them. One staging for each life of the server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use baton_protocol::card::{Card, TransportOffer};
+use baton_protocol::failure::HandoffFailure;
+use baton_protocol::hash::HashKey;
+use baton_protocol::identity::Fact;
+use baton_system::System;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::shared::Shared;
+use crate::config::{Connector, WorkerConfig};
+use crate::connector::{Layout, Listener, Service, Worker};
+use crate::kv::clock::Clock;
+use crate::kv::intake::Received;
+use crate::kv::intake::client::{CallFailed, LeaseClient};
+use crate::kv::{Geometry, KvPool};
+use crate::serve::StartError;
+use crate::serve::engine::{make_pool, pool_blocks};
+use crate::serve::offering::{Offered, Offering};
+use crate::serve::peers::Peers;
+use crate::serve::service::leases::Owner;
+use crate::transport::choice::Left;
+use crate::transport::fault::Fault;
+
+/// How long the end of a staging's tasks is waited for: their sockets are needed for the next one.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// What the stagings of all lives are made from.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) listener: Arc<Listener>,
+    pub(crate) transfer: SocketAddr,
+    pub(crate) advertise: Option<String>,
+    pub(crate) host: Option<String>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) hash_key: HashKey,
+    pub(crate) system: System,
+}
+
+/// Listens for the plug-in, where the server has one.
+///
+/// # Errors
+/// [`StartError::Port`]: the socket cannot be made.
+pub(crate) fn listen(config: &WorkerConfig) -> Result<Option<Arc<Listener>>, StartError> {
+    let Some(path) = config
+        .engine
+        .connector_socket
+        .as_deref()
+        .filter(|_| config.engine.connector == Connector::Baton)
+    else {
+        return Ok(None);
+    };
+    Listener::bind(path)
+        .map(|listener| Some(Arc::new(listener)))
+        .map_err(|source| StartError::Port {
+            flag: "engine.connectorSocket",
+            address: path.display().to_string(),
+            source,
+        })
+}
+
+impl Place {
+    /// What the server's blocks look like, once its plug-in calls.
+    ///
+    /// # Errors
+    /// It does not in time, in a sentence.
+    pub(crate) async fn layout(&self, patience: Duration) -> Result<Layout, String> {
+        match timeout(patience, self.listener.layout()).await {
+            Ok(Ok(layout)) => Ok(layout),
+            Ok(Err(error)) => Err(format!("engine.connectorSocket: {error}")),
+            Err(_) => Err(
+                "engine.connectorSocket: connector Baton is declared, and no BatonConnector has called: start the server with it, and \
+                 with this socket"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Writes into the card what the plug-in said, and serves its blocks until `stop`.
+    ///
+    /// # Errors
+    /// A sentence: there is no memory, or no transport.
+    pub(crate) async fn open(
+        &self,
+        shared: &Arc<Shared>,
+        layout: Layout,
+        card: &mut Card,
+        stop: CancellationToken,
+    ) -> Result<Staging, String> {
+        let config = &shared.config;
+        let block_size = layout.block_size.max(1);
+        let geometry = Geometry {
+            block_size,
+            bytes_per_token: layout.block_bytes / block_size,
+        };
+        card.layout.order = Fact::observed("layer, then as the engine's cache".to_owned());
+        card.layout.bytes_per_token = Fact::observed(geometry.bytes_per_token as u64);
+        card.layout.engine_hash = Fact::observed(layout.digest.clone());
+        card.layout_digest = card.layout.digest();
+        let longest = card.capacity.max_context as usize;
+        let text = |error: StartError| error.to_string();
+        let blocks = pool_blocks(config, geometry, longest).map_err(text)?;
+        let (key, clock) = (self.hash_key.clone(), Arc::clone(&self.clock));
+        let pool = make_pool(card, geometry, blocks, key, clock).map_err(text)?;
+        let mut tasks = JoinSet::new();
+        let offering = Offering {
+            config,
+            listen: self.transfer,
+            advertise: self.advertise.as_deref(),
+            local: None,
+            host: self.host.as_deref(),
+            fault: self.fault,
+            network: Arc::clone(&self.system.network),
+            stop: stop.clone(),
+        };
+        let Offered {
+            transports,
+            offers,
+            notices,
+        } = offering
+            .listen(&pool, card, &mut tasks)
+            .await
+            .map_err(text)?;
+        card.notices.extend(notices);
+        card.transports = offers
+            .into_iter()
+            .map(|offer| TransportOffer {
+                kind: offer.kind,
+                address: offer.address,
+            })
+            .collect();
+        let around = Arc::new(Around {
+            shared: Arc::clone(shared),
+            peers: Peers::new(Arc::clone(&self.system.network)),
+            failed: AtomicU64::new(0),
+        });
+        let lease_milliseconds = config.kv_pool.lease_seconds * 1000;
+        let service = Service {
+            layout,
+            pool: pool.clone(),
+            registered: (&*card).into(),
+            transports,
+            lease_milliseconds,
+            entropy: Arc::clone(&self.system.entropy),
+            worker: Arc::clone(&around) as Arc<dyn Worker>,
+            stop: stop.clone(),
+        };
+        let listener = Arc::clone(&self.listener);
+        tasks.spawn(async move { listener.serve(service).await });
+        tasks.spawn(reap(pool.clone(), lease_milliseconds, stop));
+        Ok(Staging {
+            pool,
+            around,
+            tasks: Mutex::new(tasks),
+        })
+    }
+}
+
+/// That of one life.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pool: KvPool,
+    around: Arc<Around>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Staging {
+    /// Leases that have not ended, and those that ended because nobody came.
+    pub(crate) fn leases(&self) -> (u32, u64) {
+        let counts = self.pool.lease_counts();
+        let live = counts.open + counts.sealed + counts.claimed;
+        let expired = self.pool.lease_counters().expired;
+        (u32::try_from(live).unwrap_or(u32::MAX), expired)
+    }
+
+    /// Hand-offs that were given up by this worker as their reader.
+    pub(crate) fn failed(&self) -> u64 {
+        self.around.failed.load(Ordering::Relaxed)
+    }
+
+    /// Waits until its tasks have ended, after its life has.
+    pub(crate) async fn closed(&self) {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if timeout(ENDING, all).await.is_err() {
+            tracing::warn!("the connector's service has not ended in time: it is dropped");
+        }
+    }
+}
+
+impl Owner for Staging {
+    fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    /// Reports are made by the clock.
+    fn changed(&self) {}
+}
+
+/// Hears what becomes of hand-offs.
+#[derive(Debug)]
+struct Around {
+    shared: Arc<Shared>,
+    peers: Peers,
+    failed: AtomicU64,
+}
+
+impl Worker for Around {
+    fn owner(&self, control_address: &str) -> Result<Arc<dyn LeaseClient>, CallFailed> {
+        Ok(Arc::new(self.peers.at(control_address)?))
+    }
+
+    fn taken(&self, received: &Received) {
+        self.shared.metrics.handoff_taken(received.bytes);
+    }
+
+    fn failed(&self, cause: HandoffFailure) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.shared.metrics.handoff_failed(cause);
+    }
+
+    fn left(&self, left: &Left<'_>) {
+        self.shared
+            .metrics
+            .transport_left(left.from, left.obstacle.word());
+    }
+
+    fn changed(&self) {}
+
+    /// The life ends when the server does not answer any more; a plug-in that only lost its connection makes another.
+    fn engine_gone(&self) {}
+}
+
+/// Frees what expired leases hold.
+async fn reap(pool: KvPool, lease_milliseconds: u64, stop: CancellationToken) {
+    let period = Duration::from_millis((lease_milliseconds / 4).clamp(20, 1000));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(period) => {}
+        }
+        let reaped = pool.reap();
+        if reaped.leases > 0 {
+            tracing::warn!(
+                leases = reaped.leases,
+                blocks = reaped.blocks,
+                "leases expired: nobody read or renewed them"
+            );
+        }
+    }
+}
