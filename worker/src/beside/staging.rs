@@ -180,7 +180,7 @@ impl Staging {
         let counts = self.pool.lease_counts();
         let live = counts.open + counts.sealed + counts.claimed;
         let expired = self.pool.lease_counters().expired;
-        (u32::try_from(live).unwrap_or(u32::MAX), expired)
+        (live, expired)
     }
 
     /// Hand-offs that were given up by this worker as their reader.
