@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,8 @@ from .wire import Message
 INBOX_BYTES: Final = 64 << 20
 """Memory through which blocks go to the daemon. It takes a block out within a millisecond."""
 INBOX_PIECES: Final = range(4, 257)
+LOAD_WAIT: Final = 90.0
+"""Seconds: longer than the daemon waits for another's prefill. Only one that hangs is given up by it."""
 WAITING: Final = 65_536
 """Groups of blocks that wait to be copied out; a group is what one step computed of one prompt."""
 
@@ -54,7 +57,8 @@ class WorkerSide:
         self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._sending: dict[str, _Sending] = {}
-        self._loading: dict[str, Load] = {}
+        self._loading: dict[str, tuple[Load, float]] = {}
+        """With the time until which the daemon may take."""
         self._results = _Results()
         self._life = 0
         """Counts connections: what was queued for an earlier one is not copied."""
@@ -126,7 +130,7 @@ class WorkerSide:
         """Asks for what the requests of this step wait for."""
         for load in metadata.load:
             with self._lock:
-                self._loading[load.request] = load
+                self._loading[load.request] = (load, time.monotonic() + LOAD_WAIT)
             if not self._daemon.send({"type": "collect", "request": load.request}):
                 self._failed(load.request, "the daemon is gone")
 
@@ -160,6 +164,11 @@ class WorkerSide:
 
     def results(self, finished: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks vLLM may free, and those whose KV has come or never will."""
+        now = time.monotonic()
+        with self._lock:
+            late = [request for request, (_, until) in self._loading.items() if until < now]
+        for request in late:
+            self._failed(request, f"the daemon did not answer within {LOAD_WAIT} s")
         with self._lock:
             for request in finished:
                 if sending := self._sending.get(request):
@@ -218,26 +227,30 @@ class WorkerSide:
         """The daemon has proven the blocks: gives them to the engine."""
         request = message["request"]
         with self._lock:
-            load = self._loading.get(request)
-        if load is None:
-            return
-        first, pieces = message["firstBlock"], message["pieces"]
+            # From now on it cannot be given up: vLLM would use the blocks while they are written.
+            load, _ = self._loading.pop(request, (None, 0.0))
+        if load is not None:
+            self._write(load, message["firstBlock"], message["pieces"])
+        self._daemon.send({"type": "copied", "request": request})
+
+    def _write(self, load: Load, first: int, pieces: list[int]) -> None:
         skipped = load.first - first
         if self._arena is None or skipped < 0 or len(pieces) - skipped != len(load.blocks):
-            self._failed(request, f"{len(pieces)} blocks from {first} came, {len(load.blocks)} from {load.first} are due")
+            self._end_badly(load, f"{len(pieces)} blocks from {first} came, {len(load.blocks)} from {load.first} are due")
             return
         for block, piece in zip(load.blocks, pieces[skipped:], strict=True):
             self._layout.write(block, self._arena.piece(piece))
         with self._lock:
-            del self._loading[request]
-            self._results.received.add(request)
-        self._daemon.send({"type": "copied", "request": request})
+            self._results.received.add(load.request)
 
     def _failed(self, request: str, why: str) -> None:
         with self._lock:
-            load = self._loading.pop(request, None)
-            if load is None:
-                return
-            self._results.received.add(request)
+            load, _ = self._loading.pop(request, (None, 0.0))
+        if load is not None:
+            self._end_badly(load, why)
+
+    def _end_badly(self, load: Load, why: str) -> None:
+        with self._lock:
+            self._results.received.add(load.request)
             self._results.bad_blocks.update(load.blocks)
-        _log.warning("the KV of request %s is computed here: %s", request, why)
+        _log.warning("the KV of request %s is computed here: %s", load.request, why)

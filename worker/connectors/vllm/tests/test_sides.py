@@ -1,6 +1,7 @@
 """The two halves beside a daemon that this test plays."""
 
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from baton_vllm.layout import BlockLayout
 from baton_vllm.metadata import BatonMetadata, Load, Publish
 from baton_vllm.scheduler import SchedulerSide
+from baton_vllm.wire import encode
 from baton_vllm.worker import WorkerSide
 
 from .double import DESCRIPTOR, FakeDaemon, until
@@ -191,6 +193,15 @@ class Worker(unittest.TestCase):
         before = self.content(8)
         short = {"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3]}
         self.assertEqual(self.load(lambda _: short), ({"r"}, {8, 9}))
+        self.assertEqual(self.content(8), before)
+
+    def test_a_daemon_that_hangs_is_not_waited_for(self) -> None:
+        with unittest.mock.patch("baton_vllm.worker.LOAD_WAIT", 0.05):
+            self.assertEqual(self.load(lambda _: None), ({"r"}, {8, 9}))
+        before = self.content(8)
+        for connection in self.daemon._connections:
+            connection.sendall(encode({"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3, 4]}))
+        until("what comes late is given back", lambda: self.daemon.kinds()[-1] == "copied")
         self.assertEqual(self.content(8), before)
 
     def test_a_daemon_that_dies_fails_what_waits_and_is_found_again(self) -> None:
