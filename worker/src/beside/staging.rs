@@ -62,10 +62,10 @@ pub(crate) fn listen(config: &WorkerConfig) -> Result<Option<Arc<Listener>>, Sta
     };
     Listener::bind(path)
         .map(|listener| Some(Arc::new(listener)))
-        .map_err(|source| StartError::Port {
+        .map_err(|cause| StartError::Port {
             flag: "engine.connectorSocket",
             address: path.display().to_string(),
-            source,
+            cause,
         })
 }
 
