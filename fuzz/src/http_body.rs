@@ -14,6 +14,8 @@ use baton_worker::model::artifacts::{
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::passed_on;
+
 /// Tokens of the context, small enough that inputs reach it.
 const MAX_CONTEXT: u32 = 2048;
 /// An answer that refuses says what is wrong and repeats little of what was sent: a kilobyte, and the mark of what is left out.
@@ -23,6 +25,7 @@ const LONGEST_PARAM: usize = 80;
 
 /// Both kinds of request read every body.
 pub fn check(body: &[u8]) {
+    passed_on::check(body);
     if let Some(request) = read(body, ChatRequest::parse) {
         chat(request);
     }

@@ -3,7 +3,8 @@
 //! A target is a function from bytes that panics when a property is broken. The properties say more than "no panic": what is
 //! written again reads the same, limits hold, an error blames one thing in few words, an index equals a plain model of it.
 //!
-//! - [`http_body`]: chat and completion requests, from the body to the tokens of the prompt. [`sse`]: event streams, read and written.
+//! - [`http_body`]: chat and completion requests, from the body to the tokens of the prompt, and as they are
+//!   passed on to engines ([`passed_on`]). [`sse`]: event streams, read and written.
 //! - [`transport_frames`]: control frames beside KV bytes. [`kv_events`]: a worker's Watch stream into the router's prefix index.
 //! - [`engine_events`]: what vLLM and SGLang publish of their caches. [`gguf`]: model files. [`policy_yaml`]: the three resources.
 //! - [`seeds`]: inputs that are right, to begin from. [`corpus`]: the kept inputs.
@@ -18,6 +19,7 @@ pub mod engine_events;
 pub mod gguf;
 pub mod http_body;
 pub mod kv_events;
+pub mod passed_on;
 pub mod policy_yaml;
 pub mod seeds;
 pub mod sse;

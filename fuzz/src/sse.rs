@@ -3,6 +3,7 @@
 //! The first byte of an input says how the rest is cut into pieces.
 
 use baton_protocol::sse::{Decoder, Event, MESSAGE, TooLong};
+use baton_router::dispatch::http::frames::Frames;
 use baton_router::openai::answer::{Answer, Kind, error_event};
 use baton_router::openai::error::ApiError;
 use baton_router::run::Usage;
@@ -26,6 +27,8 @@ pub fn check(input: &[u8]) {
         "the pieces change what is read"
     );
 
+    passed_on(stream, *cut, &whole, end);
+
     let mut again = Vec::new();
     for event in &whole {
         event.write(&mut again);
@@ -44,6 +47,28 @@ pub fn accepts(input: &[u8]) -> bool {
         let (events, end) = decode(&[stream], LIMIT);
         end.is_ok() && !events.is_empty()
     })
+}
+
+/// A stream of an engine on its way to a client: not a byte is lost, and what is read beside is what a client reads.
+fn passed_on(stream: &[u8], cut: u8, events: &[Event], end: Result<(), TooLong>) {
+    let mut frames = Frames::default();
+    let (mut bytes, mut found) = (Vec::new(), Vec::new());
+    for piece in cut_up(stream, cut) {
+        let (ready, read) = frames.push(piece).expect("no input is that long");
+        bytes.extend_from_slice(&ready);
+        found.extend(read);
+    }
+    let rest = frames.rest();
+    bytes.extend_from_slice(&rest);
+    assert_eq!(bytes, stream);
+    // A line end at the very end of the input may be half of one.
+    if end.is_ok() {
+        assert!(
+            events.starts_with(&found),
+            "{found:?} is no part of {events:?}"
+        );
+        assert!(events.len() <= found.len() + 1);
+    }
 }
 
 fn decode(pieces: &[&[u8]], limit: usize) -> (Vec<Event>, Result<(), TooLong>) {
