@@ -5,6 +5,7 @@
     reason = "a test that cannot build its fleet has failed"
 )]
 
+mod assurance;
 mod calibration;
 mod exhaustive;
 mod fleets;

@@ -3,7 +3,7 @@
 use baton_placement::fleet::{BreakerState, Fleet, FleetBuilder, WorkerEntry, WorkerState};
 use baton_placement::place::{Decision, Filter, Outcome, Plan, Reason, Request, place};
 use baton_placement::policy::{
-    Assurance, Enforcement, FirstToken, Mode, NoPrefillAction, Overrides, Policy, Pooling,
+    Enforcement, FirstToken, Mode, NoPrefillAction, Overrides, Policy, Pooling,
 };
 use baton_placement::rng::Rng;
 use baton_protocol::card::Role;
@@ -487,25 +487,4 @@ fn a_prefill_pool_and_a_decode_pool_of_one_name_are_two_pools() {
     both.mode = Mode::Aggregated;
     let decision = decide(&fleet, &request(600), &both);
     assert_eq!(decision.outcome, Outcome::Run(Plan::Local { worker: 1 }));
-}
-
-#[test]
-fn kv_that_nobody_checks_is_not_handed_over_where_the_policy_requires_a_check() {
-    let prefill = WorkerEntry {
-        hands_over: Assurance::EngineTrusted,
-        ..entry("p0", "prefill", 0)
-    };
-    let fleet = simple(vec![prefill, entry("d0", "decode", 1)]);
-    let mut policy = Policy::new("chat", "m", &["prefill"], &["decode"]);
-    policy.mode = Mode::Disaggregated;
-    let remote = Plan::Remote {
-        prefill: 0,
-        decode: 1,
-    };
-    let decision = decide(&fleet, &request(600), &policy);
-    assert_eq!(decision.outcome, Outcome::Run(remote));
-    policy.verify.require = Assurance::Verified;
-    let decision = decide(&fleet, &request(600), &policy);
-    assert_ne!(decision.outcome, Outcome::Run(remote));
-    assert_eq!(decision.filtered.get(&Filter::NotVerified), Some(&1));
 }
