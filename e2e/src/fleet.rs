@@ -23,8 +23,8 @@ use crate::wait;
 /// The model is fetched and loaded within this; a machine that has neither is slow.
 const READY: Duration = Duration::from_secs(300);
 
-/// A clean end takes less: drains and a few processes.
-const ENDED: Duration = Duration::from_secs(30);
+/// A clean end takes less: drains and a few processes, real servers of engines among them.
+const ENDED: Duration = Duration::from_secs(90);
 
 /// One `baton up`. Call [`Fleet::end`] at the end of a test: what is dropped before prints what the processes wrote.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ use super::odd;
 const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
 /// A step computes eight blocks at most: a prompt of 600 words takes several, and its blocks are on their way before the last.
 const ARGS: &str = "--max-num-batched-tokens, \"256\"";
+/// As in the example.
+const LEASE: Duration = Duration::from_secs(30);
 /// Longer than a lease, and than vLLM's own patience with a hand-off.
 const SETTLED: Duration = Duration::from_secs(90);
 
@@ -28,6 +30,8 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     told("a flipped byte was found, and the prompt computed anew");
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
     equal::a_repeated_prompt_is_credited(&fleet, 50).await?;
+    an_expired_lease_is_not_read(&fleet).await?;
+    told("a lease expired before it was read, and the prompt was computed anew");
     odd::requests_answer_as_they_do_directly(&fleet, &[None, Some("Disaggregated")]).await?;
     nothing_is_held(&fleet).await?;
     fleet.end().await
@@ -53,6 +57,33 @@ async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
     let log = std::fs::read_to_string(fleet.state().join("logs/decode-0.log"))?;
     ensure!(
         log.contains("checksum-mismatch"),
+        "the daemon does not tell of it: {log}"
+    );
+    Ok(())
+}
+
+/// The decode side's daemon is frozen for longer than a lease: when it claims, the lease is gone.
+async fn an_expired_lease_is_not_read(fleet: &Fleet) -> Result<()> {
+    let decode = Server::of(fleet, "decode")?;
+    let before = decode.transferred_tokens().await?;
+    let question = Question::completion(prompt(91, 120));
+    let frozen = fleet.freeze(fleet.named("decode-0")?);
+    let thaw = async {
+        tokio::time::sleep(LEASE + Duration::from_secs(5)).await;
+        drop(frozen);
+    };
+    let (through, ()) = tokio::join!(ask(&fleet.api, &question, Some("Disaggregated")), thaw);
+    let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
+    same(&question, &direct, &through?)?;
+    let after = decode.transferred_tokens().await?;
+    ensure!(
+        after - before < 1.0,
+        "{} tokens of a lease that was gone",
+        after - before
+    );
+    let log = std::fs::read_to_string(fleet.state().join("logs/decode-0.log"))?;
+    ensure!(
+        log.contains("lease-gone"),
         "the daemon does not tell of it: {log}"
     );
     Ok(())
