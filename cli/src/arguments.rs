@@ -102,7 +102,6 @@ pub(crate) struct UpArguments {
     /// The Python, with sglang installed, that pools of engine SGLang start: its path, or a name to find in PATH.
     #[arg(
         long,
-        hide = true,
         value_name = "PYTHON",
         default_value = "python3",
         env = "BATON_SGLANG"

@@ -1,5 +1,5 @@
-//! Pods of vLLM on a real API server: it takes them as the operator makes them. No node runs them: the machine has no image
-//! of it.
+//! Pods of vLLM and SGLang on a real API server: it takes them as the operator makes them. No node runs them: the machine has no image
+//! of these engines.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,6 +44,7 @@ fn an_api_server_takes_the_pods_of_engines() {
         let examples = repository().join("examples/cluster");
         for (namespace, manifest) in [
             ("vllm", read(&examples.join("vllm.yaml"))?),
+            ("sglang", read(&examples.join("sglang.yaml"))?),
             ("more", MORE.to_owned()),
         ] {
             let kubectl = baton.kubectl();

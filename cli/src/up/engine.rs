@@ -338,6 +338,10 @@ mod tests {
             problem("{type: VLLM}", &["--vllm", "/no/such"], folder.path())
                 .contains("and /no/such is no program")
         );
+        assert!(
+            problem("{type: SGLang}", &["--sglang", "snake"], folder.path())
+                .contains("and there is no snake in PATH: install SGLang")
+        );
         make(&folder.path().join("vllm"), 0o755);
         assert!(
             problem("{type: VLLM, connector: Baton}", &[], folder.path())

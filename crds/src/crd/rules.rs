@@ -95,11 +95,6 @@ static POOL: &[Rule] = &[
         "self in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]",
         "must be a power of two from 2 to 1024",
     ),
-    rule(
-        "engine.type",
-        "self != 'SGLang'",
-        "SGLang is not supported yet by this version: the daemon beside its server is not built; allowed: Builtin, Simulated, VLLM",
-    ),
     // What depends on the kind of engine.
     field(
         "",

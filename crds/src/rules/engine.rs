@@ -11,10 +11,6 @@ pub(super) fn pool(spec: &PoolSpec) -> Vec<(&'static str, String)> {
     let engine = &spec.engine;
     let kind = engine.engine_type;
     let word = kind.word();
-    if kind == EngineType::SgLang {
-        let message = "SGLang is not supported yet by this version: the daemon beside its server is not built; allowed: Builtin, Simulated, VLLM";
-        problems.push(("spec.engine.type", message.to_owned()));
-    }
     if let Ok(location) = spec.model.source.location() {
         let message = match (kind, location) {
             (EngineType::Builtin, ModelLocation::Hub { .. }) => Some(

@@ -141,7 +141,7 @@ static MODEL: &[Field] = &[
 static ENGINE: &[Field] = &[
     required(
         "type",
-        "Builtin: Baton's own, GGUF models of the Llama architecture on a processor. Simulated: block bookkeeping and transfers as real, computing time from constants. VLLM, SGLang: a server of that kind, unmodified, with Baton's daemon beside it; SGLang is not supported yet.",
+        "Builtin: Baton's own, GGUF models of the Llama architecture on a processor. Simulated: block bookkeeping and transfers as real, computing time from constants. VLLM, SGLang: a server of that kind, unmodified, with Baton's daemon beside it.",
         choice(&["Builtin", "Simulated", "VLLM", "SGLang"]),
     ),
     cluster(

@@ -95,13 +95,6 @@ pub(crate) const CASES: &[Case] = &[
         "\"Q8_0\" is not supported yet by this version; allowed: Auto, None, Fp8, Awq, Gptq",
         "spec.engine.quantization: Unsupported value: \"Q8_0\": supported values: \"Auto\", \"None\", \"Fp8\", \"Awq\", \"Gptq\"",
     ),
-    case(
-        FROM_SOURCE,
-        "      hostPath: /models/m\n  engine:\n    type: SGLang #!\n    blockSize: 16",
-        "spec.engine.type",
-        "SGLang is not supported yet by this version: the daemon beside its server is not built; allowed: Builtin, Simulated, VLLM",
-        "spec.engine.type: Invalid value: \"SGLang\": SGLang is not supported yet by this version",
-    ),
     // Devices.
     case(
         TO_MEMORY,
