@@ -89,6 +89,8 @@ impl Vllm {
         let program = crate::fleet::path(&self.program)?;
         let mut variables = variables.to_vec();
         variables.push(("BATON_VLLM", program));
+        let connector = repository().join("worker/connectors/vllm");
+        variables.push(("BATON_VLLM_CONNECTOR", crate::fleet::path(&connector)?));
         Fleet::slow(&changed, READY, &variables).await
     }
 }
