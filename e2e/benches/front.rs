@@ -18,7 +18,8 @@ mod stage;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use baton_e2e::process::processor_time;
 use baton_e2e::prompts::story;
 use direct::{Direct, Text};
 use routed::Routed;
@@ -190,18 +191,6 @@ async fn many_clients(stage: &Stage, characters: usize) -> Result<()> {
         shown(spent / u32::try_from(requests.max(1))?),
     );
     Ok(())
-}
-
-/// Time that the threads of a process have computed, as its scheduler knows it.
-fn processor_time(process: u32) -> Result<Duration> {
-    let mut nanoseconds = 0;
-    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        // A thread may end meanwhile.
-        let text = std::fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-        let first = text.split_whitespace().next().unwrap_or("0");
-        nanoseconds += first.parse::<u64>().context("schedstat")?;
-    }
-    Ok(Duration::from_nanos(nanoseconds))
 }
 
 struct Sorted(Vec<Duration>);

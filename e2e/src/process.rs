@@ -133,6 +133,35 @@ pub fn runs(id: u32) -> bool {
     field("Name:").starts_with("baton") && !field("State:").starts_with('Z')
 }
 
+/// Time that the threads of a process have computed, as its scheduler knows it.
+///
+/// # Errors
+/// There is no such process.
+pub fn processor_time(process: u32) -> Result<Duration> {
+    let mut nanoseconds = 0;
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        // A thread may end meanwhile.
+        let text = std::fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+        let first = text.split_whitespace().next().unwrap_or("0");
+        nanoseconds += first.parse::<u64>().context("schedstat")?;
+    }
+    Ok(Duration::from_nanos(nanoseconds))
+}
+
+/// Memory of a process that is in RAM, in bytes.
+///
+/// # Errors
+/// There is no such process.
+pub fn resident_bytes(process: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("VmRSS")?;
+    let kibibytes = line.split_whitespace().next().unwrap_or_default();
+    Ok(kibibytes.parse::<u64>().context("VmRSS")? * 1024)
+}
+
 /// The last lines of a text.
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
