@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longer than a machine that works needs for any of this.
@@ -26,6 +27,10 @@ spec: {model: tiny, decodePools: [{name: decode}]}
 const IDLE: &str = "#!/bin/sh\ncat > /dev/null\n";
 const SERVER: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\" > HERE/args\necho $OMP_NUM_THREADS $VLLM_NIXL_SIDE_CHANNEL_HOST > HERE/env\nsleep 1000 &\necho $$ $! > HERE/pids\nwait\n";
 
+/// A program that is being started holds, for a moment, what another test's thread has open for writing; who starts that one meanwhile is
+/// told that it is busy. One at a time writes programs or starts one.
+static PROGRAMS: Mutex<()> = Mutex::new(());
+
 struct Scene {
     folder: tempfile::TempDir,
 }
@@ -33,6 +38,7 @@ struct Scene {
 #[allow(clippy::unwrap_used, reason = "a test's own setting-up")]
 impl Scene {
     fn new() -> Self {
+        let _alone = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
         let scene = Self {
             folder: tempfile::tempdir().unwrap(),
         };
@@ -60,6 +66,7 @@ impl Scene {
     }
 
     fn up(&self) -> Child {
+        let _alone = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
         Command::new(self.at("bin/baton"))
             .args(["up", "-f", "fleet.yaml", "--state-dir", "state"])
             .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])

@@ -35,7 +35,7 @@ fn of_two_operators_one_leads_and_a_cluster_at_rest_is_left_in_peace() {
 
         // The second watches and does nothing; the first has nothing to do.
         let second = baton.operator("second", "one")?;
-        let (_, from) = baton.writes(0)?;
+        let from = baton.at_rest(SOON).await?;
         // The one wait for a length of time: that nothing happens cannot be seen earlier.
         tokio::time::sleep(quiet()).await;
         let (writes, _) = baton.writes(from)?;

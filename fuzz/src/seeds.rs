@@ -115,7 +115,7 @@ pub fn resources() -> Vec<Seed> {
         ),
         (
             "anchors",
-            b"apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {name: p}\nspec: {model: m, decodePools: [&d {name: d}, *d], aliases: [\"\\U0001f600\", 'it''s', |-\n  x\n]}\n---\n--- # nothing\n...\n",
+            b"apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {name: p}\nspec:\n  model: m\n  prefillPools: [&d {name: d}]\n  decodePools: [*d]\n  aliases:\n  - \"\\U0001f600\"\n  - 'it''s'\n  - |-\n    x\n---\n--- # nothing\n...\n",
         ),
     ])
 }

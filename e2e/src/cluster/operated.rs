@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Cluster;
@@ -155,6 +155,31 @@ impl Operated {
             process,
             address: address.parse()?,
         })
+    }
+
+    /// Waits until the operator has written nothing for five seconds: what follows from the last change has been told by then, and
+    /// what is written again and again is still met by whoever counts longer than that. Returns where to count from.
+    ///
+    /// # Errors
+    /// It never is.
+    pub async fn at_rest(&self, within: Duration) -> Result<usize> {
+        const REST: Duration = Duration::from_secs(5);
+        let deadline = Instant::now() + within;
+        let (_, mut from) = self.writes(0)?;
+        let mut since = Instant::now();
+        while since.elapsed() < REST {
+            ensure!(
+                Instant::now() < deadline,
+                "the operator never came to rest within {within:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let (writes, to) = self.writes(from)?;
+            from = to;
+            if writes.iter().any(Write::is_the_operators) {
+                since = Instant::now();
+            }
+        }
+        Ok(from)
     }
 
     /// Every write since the log was `from` bytes long, and how long it is now.
