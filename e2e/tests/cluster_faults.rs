@@ -1,6 +1,7 @@
 //! What breaks under a running deployment on real nodes: a node's power, the operator, the API server, and the namespace itself.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,6 +15,9 @@ use serde_json::Value;
 
 /// Kubernetes gives a silent node 40 to 50 s before it says so, and what is lost on it goes some seconds after that.
 const AFTER_POWER_LOSS: Duration = Duration::from_secs(180);
+
+/// The last status follows the last pod within seconds.
+const TO_REST: Duration = Duration::from_secs(60);
 
 /// Two decode workers, on two nodes; pods leave a node that is gone at once instead of after five minutes.
 fn manifest() -> String {
@@ -54,17 +58,25 @@ fn what_is_lost_is_replaced_and_a_quiet_cluster_is_not_written_to() {
     });
 }
 
-/// Counted in the API server's own log of every write.
-async fn nobody_writes(baton: &Installed) -> Result<()> {
-    let log = baton.cluster.folder()?.join("logs/audit.jsonl");
-    let before = std::fs::metadata(&log)?.len();
-    // The one wait for a length of time: that nothing happens cannot be seen earlier.
-    tokio::time::sleep(quiet()).await;
-    let text = std::fs::read_to_string(&log)?;
-    let start = usize::try_from(before)?;
-    let mut written: BTreeMap<String, u32> = BTreeMap::new();
-    let mut leases = 0;
-    for line in text[start..].lines() {
+/// Writes of Baton's accounts and to Baton's objects.
+struct Written {
+    leases: u32,
+    /// How often each other thing was written.
+    others: BTreeMap<String, u32>,
+    /// How long the log was.
+    end: usize,
+}
+
+fn written(log: &Path, from: usize) -> Result<Written> {
+    let text = std::fs::read_to_string(log)?;
+    // The last line may be half written.
+    let end = text.rfind('\n').map_or(0, |at| at + 1);
+    let mut written = Written {
+        leases: 0,
+        others: BTreeMap::new(),
+        end,
+    };
+    for line in text[from.min(end)..end].lines() {
         let event: Value = serde_json::from_str(line)?;
         let (who, what) = (&event["user"]["username"], &event["objectRef"]["resource"]);
         let ours = who
@@ -74,20 +86,45 @@ async fn nobody_writes(baton: &Installed) -> Result<()> {
             || event["objectRef"]["apiGroup"] == "serving.baton.dev";
         // Nodes renew leases of their own; asking who one is and what one may is no write.
         if what == "leases" && ours {
-            leases += 1;
+            written.leases += 1;
         } else if (ours || there)
             && what != "leases"
             && what != "tokenreviews"
             && what != "subjectaccessreviews"
         {
-            *written
-                .entry(format!(
-                    "{who} {} {what} {}",
-                    event["verb"], event["objectRef"]["name"]
-                ))
-                .or_default() += 1;
+            let what = format!(
+                "{who} {} {what} {}",
+                event["verb"], event["objectRef"]["name"]
+            );
+            *written.others.entry(what).or_default() += 1;
         }
     }
+    Ok(written)
+}
+
+/// Counted in the API server's own log of every write.
+async fn nobody_writes(baton: &Installed) -> Result<()> {
+    let log = baton.cluster.folder()?.join("logs/audit.jsonl");
+    let mut from = usize::try_from(std::fs::metadata(&log)?.len())?;
+    // What follows from the installation is told to its end first.
+    wait::until("the cluster comes to rest", TO_REST, async || {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let since = written(&log, from).map_err(|error| error.to_string())?;
+        from = since.end;
+        since
+            .others
+            .is_empty()
+            .then_some(())
+            .ok_or_else(|| format!("{:?}", since.others))
+    })
+    .await?;
+    // The one wait for a length of time: that nothing happens cannot be seen earlier.
+    tokio::time::sleep(quiet()).await;
+    let Written {
+        others: written,
+        leases,
+        ..
+    } = written(&log, from)?;
     ensure!(
         written.is_empty(),
         "a quiet cluster was written to: {written:#?}"
