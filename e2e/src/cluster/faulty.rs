@@ -59,6 +59,14 @@ impl Passed {
     pub fn is_of_a_lease(&self) -> bool {
         self.path.contains("/leases")
     }
+
+    /// The API server was told to delete a pod, and what it said did not arrive.
+    pub fn is_an_unheard_deletion_of(&self, pod: &str) -> bool {
+        let path = self.path.split('?').next().unwrap_or_default();
+        self.method == Method::DELETE
+            && path.ends_with(&format!("/pods/{pod}"))
+            && matches!(self.fault, Some(Fault::Lost | Fault::Overdue))
+    }
 }
 
 type Decide = Box<dyn FnMut(&Passed) -> Option<Fault> + Send>;
