@@ -7,8 +7,6 @@
 
 pub mod library;
 pub mod output;
-#[cfg(test)]
-pub(crate) mod small_tokenizer;
 pub mod stop;
 pub mod unicode;
 

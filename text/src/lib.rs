@@ -15,6 +15,8 @@ pub mod bpe;
 pub mod chat;
 pub mod model;
 mod python_json;
+#[cfg(any(test, feature = "samples"))]
+pub mod samples;
 pub mod segments;
 pub mod template;
 pub mod vocabulary;

@@ -171,8 +171,8 @@ fn longest_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> Option<usize
 mod tests {
     use serde_json::json;
 
-    use super::super::vocabulary::tests::tokenizer_json;
     use super::*;
+    use crate::samples::tokenizer_json;
 
     /// `tokenizer.json` and the template's artifact.
     fn artifacts(template: &str, add_bos: bool) -> (Vec<u8>, Vec<u8>) {

@@ -28,8 +28,8 @@ use crate::run::{
     Dispatch, ModelListing, PassedOn, RunEvent, RunFailure, RunHandle, RunRequest, RunSink,
     TextArtifacts, Usage, channel,
 };
-use crate::text::small_tokenizer::tokenizer_json;
 use crate::text::template::TemplateArtifact;
+use baton_text::samples::tokenizer_json;
 
 mod abuse;
 mod admission;

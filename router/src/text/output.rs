@@ -142,8 +142,8 @@ mod tests {
     use serde_json::json;
     use tokenizers::Tokenizer;
 
-    use super::super::small_tokenizer::tokenizer_json;
     use super::*;
+    use baton_text::samples::tokenizer_json;
 
     const TOKENS: [&str; 8] = ["a", "Ġb", "âĤ", "¬", "<|end|>", "Ċ", "EN", "D"];
 

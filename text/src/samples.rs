@@ -1,9 +1,13 @@
-//! A `tokenizer.json` of a few tokens, for tests.
+//! A `tokenizer.json` of a few tokens, for the tests of all crates (feature `samples`).
 
 use serde_json::{Value, json};
 
 /// A tokenizer of a few tokens with the decoder given. Ids are positions in `tokens`; those in `special` are control tokens.
-pub(crate) fn tokenizer_json(tokens: &[&str], special: &[&str], decoder: &Value) -> Vec<u8> {
+///
+/// # Panics
+/// One of `special` is not among `tokens`.
+#[must_use]
+pub fn tokenizer_json(tokens: &[&str], special: &[&str], decoder: &Value) -> Vec<u8> {
     let vocab: serde_json::Map<String, Value> = tokens
         .iter()
         .enumerate()
