@@ -76,6 +76,22 @@ impl Process {
         std::fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
+    /// The word after `field` in what the process has written, such as the address after ` listen=`; waited for.
+    ///
+    /// # Errors
+    /// It does not come in time: what was written last.
+    pub async fn said(&self, field: &str, within: Duration) -> Result<String> {
+        wait::until(&format!("a process says {field:?}"), within, async || {
+            let text = format!("{}{}", self.output(), self.errors());
+            let found = text.split_once(field).and_then(|(_, rest)| {
+                let (word, _) = rest.split_once(char::is_whitespace)?;
+                Some(word.to_owned())
+            });
+            found.ok_or_else(|| tail(&text, 5))
+        })
+        .await
+    }
+
     /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()

@@ -123,7 +123,7 @@ impl Fleet {
             }
         }
         for (name, process) in &daemons {
-            let control = said(process, "listening control ").await?;
+            let control = process.said("listening control ", SOON).await?;
             listed.push(json!({"name": name, "control": control}));
         }
         let mut policy = Policy::new(MODEL, MODEL, &["prefill"], &["decode"]);
@@ -145,8 +145,8 @@ impl Fleet {
             command.arg(flag).arg(folder.join(name));
         }
         let router = Process::start_command("baton-router", folder, command)?;
-        let api = said(&router, " listen=").await?.parse()?;
-        let admin = Client::new(said(&router, " admin=").await?.parse()?);
+        let api = router.said(" listen=", SOON).await?.parse()?;
+        let admin = Client::new(router.said(" admin=", SOON).await?.parse()?);
         let fleet = Self {
             router,
             _daemons: daemons.into_iter().map(|(_, process)| process).collect(),
@@ -239,19 +239,6 @@ fn daemon(
         command.args([flag, "127.0.0.1:0"]);
     }
     Process::start_command("baton-worker", &home, command)
-}
-
-/// A word that a process says of itself as it starts.
-async fn said(process: &Process, field: &str) -> Result<String> {
-    wait::until("a process listens", SOON, async || {
-        let text = format!("{}{}", process.output(), process.errors());
-        let found = text.split_once(field).and_then(|(_, rest)| {
-            let (word, _) = rest.split_once(char::is_whitespace)?;
-            Some(word.to_owned())
-        });
-        found.ok_or_else(|| tail(&text, 5))
-    })
-    .await
 }
 
 /// Whether requests really went to two servers each, or to one: what was counted between two looks.

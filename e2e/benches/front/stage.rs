@@ -36,7 +36,7 @@ impl Stage {
         let mut listed = Vec::new();
         for (role, pool) in [("Prefill", "prefill"), ("Decode", "decode")] {
             let process = worker(folder.path(), role, pool, model)?;
-            let control = address(&process, "control_address=").await?;
+            let control = process.said("control_address=", SOON).await?;
             listed.push(json!({"name": pool, "control": control}));
             workers.push(process);
         }
@@ -70,8 +70,8 @@ impl Stage {
             command.arg(flag).arg(path(name));
         }
         let router = Process::start_command("baton-router", folder.path(), command)?;
-        let api = address(&router, " listen=").await?.parse()?;
-        let admin = Client::new(address(&router, " admin=").await?.parse()?);
+        let api = router.said(" listen=", SOON).await?.parse()?;
+        let admin = Client::new(router.said(" admin=", SOON).await?.parse()?);
         let kv_identity = ready(&admin, &router).await?;
         let control = listed[1]["control"].as_str().context("control")?.to_owned();
         Ok(Self {
@@ -147,19 +147,6 @@ fn worker(folder: &Path, role: &str, pool: &str, model: Option<&Path>) -> Result
         command.args([flag, "127.0.0.1:0"]);
     }
     Process::start_command("baton-worker", &home, command)
-}
-
-/// What a process says that it listens on.
-async fn address(process: &Process, field: &str) -> Result<String> {
-    wait::until("a process listens", SOON, async || {
-        let text = format!("{}{}", process.output(), process.errors());
-        let found = text.split_once(field).and_then(|(_, rest)| {
-            let (word, _) = rest.split_once(char::is_whitespace)?;
-            Some(word.to_owned())
-        });
-        found.ok_or_else(|| tail(&text, 5))
-    })
-    .await
 }
 
 /// The KV identity of its workers, when all are known and their tokenizer is there.
