@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use baton_system::scrape;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -44,8 +45,7 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], admin.metrics.text()).into_response()
+    scrape::answer(admin.metrics.text())
 }
 
 /// Binds the port.

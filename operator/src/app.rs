@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use baton_crds::{PoolRole, labels as names};
+use baton_system::ending::Signals;
+use baton_system::process::WrongInput;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -49,11 +50,6 @@ const GRACE: Duration = Duration::from_secs(20);
 
 /// How long one watch is asked for. A connection that is dead and says nothing is noticed 5 s later: until then its cache stands still.
 const WATCH_SECONDS: u32 = 60;
-
-/// Wrong input: exit status 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct WrongInput(pub String);
 
 /// Runs an operator until it is told to end by a signal.
 ///
@@ -129,9 +125,10 @@ pub async fn run(flags: Flags) -> Result<()> {
         yielding.clone(),
     ));
 
+    let mut signals = Signals::listen().context("signals cannot be waited for")?;
     let ended = tokio::select! {
-        told = until_told() => {
-            info!(reason = told?, "stopping: no new looks, those under way may end");
+        signal = signals.next() => {
+            info!(reason = signal.word(), "stopping: no new looks, those under way may end");
             None
         }
         // It ends by itself only when the lease is lost. Then nothing may be written any more, and nothing under way is waited for.
@@ -315,16 +312,5 @@ where
     match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
-    }
-}
-
-/// Returns why this process is to end.
-async fn until_told() -> Result<&'static str> {
-    let cannot = "signals cannot be waited for";
-    let mut terminate = signal(SignalKind::terminate()).context(cannot)?;
-    let mut interrupt = signal(SignalKind::interrupt()).context(cannot)?;
-    tokio::select! {
-        _ = terminate.recv() => Ok("SIGTERM"),
-        _ = interrupt.recv() => Ok("SIGINT"),
     }
 }

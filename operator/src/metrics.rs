@@ -1,5 +1,6 @@
 //! The operator's metrics. Names are those that dashboards for controllers know where they fit.
 
+use std::fmt;
 use std::sync::atomic::AtomicI64;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -137,11 +138,10 @@ impl Metrics {
 
     /// In OpenMetrics' text format.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        // Writing to a string cannot fail; what a metric says of itself is of fixed shape.
-        let _ = encode(&mut text, &self.registry);
-        text
+        encode(&mut text, &self.registry)?;
+        Ok(text)
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         };
         metrics.pool_replicas.get_or_create(&labels).set(3);
         metrics.wrote("patch", "pods");
-        let text = metrics.text();
+        let text = metrics.text().unwrap();
         for line in [
             "controller_runtime_reconcile_total{controller=\"pool\",result=\"success\"} 1",
             "controller_runtime_reconcile_errors_total{controller=\"pool\"} 1",

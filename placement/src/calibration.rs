@@ -15,6 +15,7 @@ mod worker;
 pub use link::LinkCalibrator;
 pub use prior::{
     DecodeMeasurement, PrefillMeasurement, built_in, built_in_names, link_prior, measured,
+    unknown_worker,
 };
 pub use quantile::RatioQuantile;
 pub use sharing::shared;

@@ -20,6 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use baton_placement::estimate::Path as PlanPath;
 use baton_placement::record::Kind;
+use baton_system::scrape;
 use baton_system::threads::Threads;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -131,8 +132,7 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
             metrics.estimate_coverage.get_or_create(&labels).set(share);
         }
     }
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], metrics.text()).into_response()
+    scrape::answer(metrics.text())
 }
 
 async fn fleet(State(admin): State<Arc<Admin>>) -> Response {

@@ -12,13 +12,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use baton_protocol::hash::HashKey;
 use baton_system::System;
+use baton_system::ending::{Signals, parent_gone};
 use baton_system::entropy;
 use baton_system::network::Listener;
+use baton_system::process::WrongInput;
 use baton_telemetry::export::Exporter;
 use baton_telemetry::settings::Settings;
 use baton_telemetry::tracer::Tracer;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -43,11 +44,6 @@ const LAST_CANCELLATIONS: Duration = Duration::from_secs(3);
 /// Probes, scrapers and people.
 const ADMIN_CONNECTIONS: usize = 256;
 
-/// Wrong input: exit status 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct WrongInput(String);
-
 fn wrong(error: impl std::fmt::Display) -> WrongInput {
     WrongInput(error.to_string())
 }
@@ -59,7 +55,8 @@ pub async fn run(mut flags: Flags) -> Result<()> {
     flags
         .complete(|name| std::env::var(name).ok())
         .map_err(wrong)?;
-    let told = until_told(flags.exit_on_stdin_eof);
+    let signals = Signals::listen().context("signals cannot be waited for")?;
+    let told = until_told(signals, flags.exit_on_stdin_eof);
     serve_until(flags, System::machine(), Clock::start(), told).await
 }
 
@@ -258,43 +255,9 @@ fn hash_key(path: Option<&Path>) -> Result<HashKey> {
 }
 
 /// Resolves with the reason to end.
-async fn until_told(exit_on_stdin_eof: bool) -> &'static str {
-    let signalled = async {
-        match (
-            signal(SignalKind::terminate()),
-            signal(SignalKind::interrupt()),
-        ) {
-            (Ok(mut terminate), Ok(mut interrupt)) => {
-                tokio::select! {
-                    _ = terminate.recv() => "SIGTERM",
-                    _ = interrupt.recv() => "SIGINT",
-                }
-            }
-            _ => {
-                warn!("signals cannot be received: end this process by SIGKILL");
-                std::future::pending().await
-            }
-        }
-    };
-    let parent_gone = async {
-        if !exit_on_stdin_eof {
-            return std::future::pending().await;
-        }
-        let (sender, ended) = oneshot::channel();
-        // A thread of its own, because a read of standard input cannot be given up: it ends with the process.
-        let reader = std::thread::Builder::new()
-            .name("stdin".to_owned())
-            .spawn(move || {
-                let end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-                let _ = sender.send(end);
-            });
-        if reader.is_err() || ended.await.is_err() {
-            return std::future::pending().await;
-        }
-        "end of standard input"
-    };
+async fn until_told(mut signals: Signals, exit_on_stdin_eof: bool) -> &'static str {
     tokio::select! {
-        reason = signalled => reason,
-        reason = parent_gone => reason,
+        signal = signals.next() => signal.word(),
+        () = parent_gone(exit_on_stdin_eof) => "end of standard input",
     }
 }

@@ -1,5 +1,6 @@
 //! The router's metrics. Names, units and labels are a contract (design, interface); no label ever holds a client's string.
 
+use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use baton_telemetry::tracer::Counts;
@@ -291,11 +292,10 @@ impl Metrics {
     }
 
     /// The text format, for scrapers.
-    pub fn text(&self) -> String {
+    pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _ = encode(&mut text, &self.registry);
-        text
+        encode(&mut text, &self.registry)?;
+        Ok(text)
     }
 }
 
@@ -368,7 +368,7 @@ mod tests {
             .inflight
             .get_or_create(&ModelLabels { model: "m".into() })
             .inc();
-        let text = metrics.text();
+        let text = metrics.text().unwrap();
         for line in [
             "baton_requests_total{model=\"m\",plan=\"local\",outcome=\"completed\"} 1",
             "baton_time_to_first_token_seconds_count{model=\"m\",plan=\"local\"} 1",

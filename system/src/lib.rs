@@ -6,11 +6,15 @@
 //!
 //! - [`network`]: listening and connecting; gRPC channels and servers over it.
 //! - [`entropy`]: random bytes. [`threads`]: work that is too long for a thread that serves.
+//! - [`process`]: log, runtime and exit status. [`ending`]: what tells a process to end. [`scrape`]: its metrics, asked for.
 //!
 //! Time: async code asks [`tokio::time::Instant`], which a paused runtime leads. Anchors of wall time are arguments elsewhere.
 
+pub mod ending;
 pub mod entropy;
 pub mod network;
+pub mod process;
+pub mod scrape;
 pub mod threads;
 
 use std::sync::Arc;

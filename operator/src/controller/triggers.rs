@@ -41,11 +41,6 @@ impl Triggers {
             return self.all();
         };
         let namespace = object.namespace().unwrap_or_default();
-        let key = PoolKey {
-            role,
-            namespace: namespace.clone(),
-            name: object.name_any(),
-        };
         let declared = |pool: &Guarded<Pool>| {
             (
                 pool.uid(),
@@ -59,7 +54,7 @@ impl Triggers {
             self.policies_of(&namespace);
         } else {
             // One that is gone is in the cache no more.
-            self.pools.touch(key, POOL_AFTER);
+            self.touch_pool(role, *object);
             self.namespace(&namespace);
         }
     }
@@ -83,12 +78,7 @@ impl Triggers {
             )
         };
         if before.as_deref().map(declared) != now.map(declared) {
-            let name = object.name_any();
-            let key = PolicyKey {
-                namespace: namespace.clone(),
-                name,
-            };
-            self.policies.touch(key, POLICY_AFTER);
+            self.touch_policy(*object);
             self.namespace(&namespace);
         }
     }
@@ -156,49 +146,47 @@ impl Triggers {
 
     fn namespace(&self, namespace: &str) {
         for (role, pool) in self.caches.pools_of(namespace) {
-            let key = PoolKey {
-                role,
-                namespace: namespace.to_owned(),
-                name: pool.name_any(),
-            };
-            self.pools.touch(key, POOL_AFTER);
+            self.touch_pool(role, &*pool);
         }
         self.policies_of(namespace);
     }
 
     fn policies_of(&self, namespace: &str) {
         for policy in self.caches.policies_of(namespace) {
-            let key = PolicyKey {
-                namespace: namespace.to_owned(),
-                name: policy.name_any(),
-            };
-            self.policies.touch(key, POLICY_AFTER);
+            self.touch_policy(&*policy);
         }
     }
 
     /// Everything: what went while a watch was cut is in no change.
     pub fn all(&self) {
-        for role in [PoolRole::Prefill, PoolRole::Decode] {
-            let pools = match role {
-                PoolRole::Prefill => self.caches.prefill.state(),
-                PoolRole::Decode => self.caches.decode.state(),
-            };
-            for pool in pools {
-                let key = PoolKey {
-                    role,
-                    namespace: pool.namespace().unwrap_or_default(),
-                    name: pool.name_any(),
-                };
-                self.pools.touch(key, POOL_AFTER);
+        for (role, pools) in [
+            (PoolRole::Prefill, &self.caches.prefill),
+            (PoolRole::Decode, &self.caches.decode),
+        ] {
+            for pool in pools.state() {
+                self.touch_pool(role, &*pool);
             }
         }
         for policy in self.caches.policies.state() {
-            let key = PolicyKey {
-                namespace: policy.namespace().unwrap_or_default(),
-                name: policy.name_any(),
-            };
-            self.policies.touch(key, POLICY_AFTER);
+            self.touch_policy(&*policy);
         }
+    }
+
+    fn touch_pool(&self, role: PoolRole, pool: &impl kube::ResourceExt) {
+        let key = PoolKey {
+            role,
+            namespace: pool.namespace().unwrap_or_default(),
+            name: pool.name_any(),
+        };
+        self.pools.touch(key, POOL_AFTER);
+    }
+
+    fn touch_policy(&self, policy: &impl kube::ResourceExt) {
+        let key = PolicyKey {
+            namespace: policy.namespace().unwrap_or_default(),
+            name: policy.name_any(),
+        };
+        self.policies.touch(key, POLICY_AFTER);
     }
 }
 

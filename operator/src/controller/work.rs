@@ -244,7 +244,7 @@ mod tests {
         let took = began.elapsed().as_secs_f64();
         assert!((65.6..=68.4).contains(&took), "{took}");
         assert_eq!(looks.load(Ordering::Relaxed), 4);
-        let text = metrics.text();
+        let text = metrics.text().unwrap();
         assert!(
             text.contains("controller_runtime_reconcile_errors_total{controller=\"test\"} 3"),
             "{text}"

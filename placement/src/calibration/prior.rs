@@ -14,10 +14,7 @@ const TABLE: [(&str, [f64; 7]); 6] = [
         "h200-8b-tp1",
         [1.66, 0.01972, 8.16e-7, 5.4, 4.88, 0.0139, 2.95e-5],
     ),
-    (
-        "h100-8b-tp1",
-        [2.66, 0.01939, 8.07e-7, 7.0, 6.37, 0.0119, 4.17e-5],
-    ),
+    ("h100-8b-tp1", UNKNOWN),
     (
         "h200-32b-tp2",
         [4.98, 0.04846, 1.665e-6, 13.4, 10.56, 0.0299, 2.99e-5],
@@ -36,15 +33,27 @@ const TABLE: [(&str, [f64; 7]); 6] = [
     ),
 ];
 
+/// An H100 with a model of 8 B parameters.
+const UNKNOWN: [f64; 7] = [2.66, 0.01939, 8.07e-7, 7.0, 6.37, 0.0119, 4.17e-5];
+
 /// Names of the built-in priors.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|&(name, _)| name)
 }
 
+/// What is believed of a worker of which nothing is known.
+pub fn unknown_worker() -> WorkerCoefficients {
+    coefficients(UNKNOWN)
+}
+
 /// A built-in prior by name (`h100-8b-tp1`, …).
 pub fn built_in(name: &str) -> Option<WorkerCoefficients> {
-    let (_, [a, b, k, floor, d0, d1, d2]) = *TABLE.iter().find(|(known, _)| *known == name)?;
-    Some(WorkerCoefficients {
+    let (_, values) = *TABLE.iter().find(|(known, _)| *known == name)?;
+    Some(coefficients(values))
+}
+
+fn coefficients([a, b, k, floor, d0, d1, d2]: [f64; 7]) -> WorkerCoefficients {
+    WorkerCoefficients {
         a,
         b,
         k,
@@ -54,7 +63,7 @@ pub fn built_in(name: &str) -> Option<WorkerCoefficients> {
         d2,
         upper: PhaseFactors::default(),
         samples: PhaseSamples::default(),
-    })
+    }
 }
 
 /// A prefill step that was measured.

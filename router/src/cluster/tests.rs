@@ -95,7 +95,7 @@ impl Ear {
 
     fn errors(&self, kind: &str) -> u64 {
         let name = format!("baton_cluster_watch_errors_total{{kind=\"{kind}\"}} ");
-        let text = self.metrics.text();
+        let text = self.metrics.text().unwrap();
         let count = text.lines().find_map(|line| line.strip_prefix(&name));
         count.map_or(0, |count| count.parse().unwrap())
     }

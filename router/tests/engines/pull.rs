@@ -283,7 +283,7 @@ async fn a_late_read_shuts_the_link_and_is_told() {
     };
     p.daemon.tell(0, watch_event::Event::Load(load));
     until("the alarm is counted", || {
-        let text = served.router.metrics.text();
+        let text = served.router.metrics.text().unwrap();
         text.contains("baton_engine_late_reads_total 1")
     })
     .await;

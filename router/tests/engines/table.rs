@@ -158,6 +158,7 @@ async fn play(
             .router
             .metrics
             .text()
+            .unwrap()
             .lines()
             .find(|line| line.starts_with("baton_illegal_events_total")),
         Some("baton_illegal_events_total 0"),

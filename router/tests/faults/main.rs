@@ -93,6 +93,7 @@ async fn a_token_that_comes_twice_is_sent_once_and_ends_the_run() {
         router
             .metrics
             .text()
+            .unwrap()
             .contains("baton_illegal_events_total 1")
     );
 }
@@ -163,7 +164,7 @@ async fn kv_that_fails_its_check_is_recomputed_in_place_and_no_token_is_repeated
     assert_eq!(record.fallback.unwrap().cause, "checksum-mismatch");
     assert_eq!(record.states.last().unwrap().attempt, 2);
     let line = "baton_fallbacks_total{cause=\"checksum-mismatch\"} 1";
-    assert!(router.metrics.text().contains(line));
+    assert!(router.metrics.text().unwrap().contains(line));
 }
 
 #[tokio::test]
@@ -259,7 +260,13 @@ async fn a_hole_in_the_cache_events_is_counted_and_the_next_stream_starts_anew()
     d.tell(3, watch_event::Event::Cleared(wire::CacheCleared {}));
     let again = d.until(|seen| matches!(seen, Seen::Watch(_))).await;
     assert_eq!(again, Seen::Watch(None), "not resumed");
-    assert!(router.metrics.text().contains("baton_index_gaps_total 1"));
+    assert!(
+        router
+            .metrics
+            .text()
+            .unwrap()
+            .contains("baton_index_gaps_total 1")
+    );
     router.ready(1).await;
 }
 

@@ -100,6 +100,7 @@ async fn the_router_that_comes_after_a_dead_one_takes_nothing_over() {
         router
             .metrics
             .text()
+            .unwrap()
             .contains("baton_illegal_events_total 0")
     );
 }

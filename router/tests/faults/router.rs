@@ -130,7 +130,10 @@ impl Router {
     pub(crate) async fn entered(&self, state: State, times: u32) {
         let line = format!("baton_run_states_total{{state=\"{state}\"}} {times}");
         let what = format!("{times} runs are {state}");
-        until(&what, || self.metrics.text().lines().any(|one| one == line)).await;
+        until(&what, || {
+            self.metrics.text().unwrap().lines().any(|one| one == line)
+        })
+        .await;
     }
 
     fn up(&self) -> usize {

@@ -1,7 +1,6 @@
 //! Admin HTTP of a daemon beside a server, as a worker with its own engine has it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -9,11 +8,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use baton_system::scrape;
 use serde_json::{Value, json};
 
 use super::shared::Shared;
 use crate::serve::admin::load_json;
-use crate::serve::drain::{LONGEST_WAIT, Wait};
+use crate::serve::drain::Wait;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
@@ -71,21 +71,7 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     if let Some(life) = shared.current() {
         shared.metrics.take(&life);
     }
-    match shared.metrics.scrape() {
-        Ok(text) => (
-            [(
-                header::CONTENT_TYPE,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            )],
-            text,
-        )
-            .into_response(),
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("metrics cannot be written: {error}\n"),
-        )
-            .into_response(),
-    }
+    scrape::answer(shared.metrics.scrape())
 }
 
 /// `GET /drain?waitSeconds=N`, for a `preStop` hook: routers send no more, and the answer comes when the server runs nothing.
@@ -93,20 +79,16 @@ async fn drain(
     State(shared): State<Arc<Shared>>,
     wait: Result<Query<Wait>, QueryRejection>,
 ) -> Response {
-    let seconds = match wait {
-        Ok(Query(Wait { wait_seconds })) if wait_seconds <= LONGEST_WAIT => wait_seconds,
-        _ => {
-            let message =
-                format!("use /drain?waitSeconds=N with whole seconds from 0 to {LONGEST_WAIT}\n");
-            return (StatusCode::BAD_REQUEST, message).into_response();
-        }
+    let wait = match Wait::within_bounds(wait) {
+        Ok(wait) => wait,
+        Err(message) => return (StatusCode::BAD_REQUEST, message).into_response(),
     };
-    let drained = shared.drain(Duration::from_secs(seconds)).await;
+    let drained = shared.drain(wait).await;
     let operations = shared.operations();
     if !drained {
         tracing::warn!(
             operations,
-            waited_seconds = seconds,
+            waited_seconds = wait.as_secs(),
             "the drain has not emptied the server"
         );
     }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use baton_placement::calibration::{WorkerCoefficients, built_in};
-use baton_placement::coefficients::{PhaseFactors, PhaseSamples};
+use baton_placement::calibration::unknown_worker;
 use baton_protocol::card::{Card, Role};
 use baton_protocol::hash::HashKey;
 use baton_protocol::ids::Incarnation;
@@ -154,7 +153,7 @@ impl Supervisor {
                 Some(opened.await?)
             }
         };
-        let prior = prior();
+        let prior = unknown_worker();
         let capacity = &card.capacity;
         let mut reporter = Reporter::new(capacity.blocks, capacity.block_size, prior);
         let draining = &self.shared.draining;
@@ -415,19 +414,4 @@ async fn follow(life: &Life, sources: &[EventSource], host: &str) -> &'static st
         [source] => listen::follow(life, source, host).await,
         _ => std::future::pending().await,
     }
-}
-
-/// Until its own steps were seen: a device of today with a model of 8 B parameters.
-fn prior() -> WorkerCoefficients {
-    built_in("h100-8b-tp1").unwrap_or(WorkerCoefficients {
-        a: 2.66,
-        b: 0.019,
-        k: 8.07e-7,
-        floor: 7.0,
-        d0: 6.37,
-        d1: 0.012,
-        d2: 4.17e-5,
-        upper: PhaseFactors::default(),
-        samples: PhaseSamples::default(),
-    })
 }

@@ -8,6 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use baton_protocol::wire;
+use baton_system::scrape;
 use serde_json::{Value, json};
 
 use super::daemon::Daemon;
@@ -68,21 +69,7 @@ pub(crate) fn load_json(load: &wire::Load) -> Value {
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {
-    match daemon.metrics.scrape(&daemon.pool, &daemon.board) {
-        Ok(text) => (
-            [(
-                header::CONTENT_TYPE,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            )],
-            text,
-        )
-            .into_response(),
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("metrics cannot be written: {error}\n"),
-        )
-            .into_response(),
-    }
+    scrape::answer(daemon.metrics.scrape(&daemon.pool, &daemon.board))
 }
 
 async fn healthz(State(daemon): State<Arc<Daemon>>) -> Response {

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use baton_protocol::hash::HashKey;
+use baton_system::ending::{Signal, Signals, parent_gone};
+use baton_system::process::WrongInput;
 use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::{Args, Parser, Subcommand};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::StartError;
 use super::start::{Addresses, Running, Start, start};
@@ -58,14 +59,14 @@ struct Serve {
     traces: TraceFlags,
 }
 
-/// Runs the command; an error has been said in one line by the caller. Exit status as in design/05.
+/// Runs the command until the worker is told to end.
 ///
 /// # Errors
-/// [`Stopped::Usage`] for wrong input, [`Stopped::Failed`] for the rest.
-pub async fn run(cli: Cli) -> Result<(), Stopped> {
+/// [`WrongInput`], or the worker cannot start or has stopped by itself.
+pub async fn run(cli: Cli) -> anyhow::Result<()> {
     let Command::Serve(serve) = cli.command;
-    let config = WorkerConfig::read(&serve.config).map_err(|error| Stopped::Usage(error.into()))?;
-    let hash_key = hash_key(serve.hash_key_file.as_deref()).map_err(Stopped::Usage)?;
+    let config = WorkerConfig::read(&serve.config).map_err(wrong)?;
+    let hash_key = hash_key(serve.hash_key_file.as_deref())?;
     let mut what = Start::new(
         config,
         Addresses {
@@ -77,26 +78,18 @@ pub async fn run(cli: Cli) -> Result<(), Stopped> {
         hash_key,
     );
     if let Ok(fault) = std::env::var("BATON_FAULT") {
-        let fault = fault
-            .parse()
-            .map_err(|error| Stopped::Usage(anyhow::Error::new(error)))?;
-        what.fault = Some(fault);
+        what.fault = Some(fault.parse().map_err(wrong)?);
     }
     what.host = shm::host()
         .inspect_err(|error| tracing::warn!(%error, "this host has no id, so Shm is not offered"))
         .ok();
-    what.tracing = Settings::read(&serve.traces, |name| std::env::var(name).ok())
-        .map_err(|error| Stopped::Usage(error.into()))?;
+    what.tracing = Settings::read(&serve.traces, |name| std::env::var(name).ok()).map_err(wrong)?;
     what.card_change = std::env::var("BATON_FAULT_CARD").ok();
-    let running = Served::start(what)
-        .await
-        .map_err(|error| Stopped::Failed(error.into()))?;
+    let running = Served::start(what).await?;
     // Before anybody is told that it serves: whoever is told may stop it at once.
-    let signals = Signals::listen().map_err(Stopped::Failed)?;
-    announce(&running).map_err(Stopped::Failed)?;
-    until_stopped(running, signals, serve.exit_on_stdin_eof)
-        .await
-        .map_err(Stopped::Failed)
+    let signals = Signals::listen().context("signals cannot be waited for")?;
+    announce(&running)?;
+    until_stopped(running, signals, serve.exit_on_stdin_eof).await
 }
 
 /// What serves: a worker with its own engine, or a daemon beside a server.
@@ -152,13 +145,8 @@ impl Served {
     }
 }
 
-/// Why the process ends with an error.
-#[derive(Debug)]
-pub enum Stopped {
-    /// Exit status 2.
-    Usage(anyhow::Error),
-    /// Exit status 1.
-    Failed(anyhow::Error),
+fn wrong(error: impl std::fmt::Display) -> WrongInput {
+    WrongInput(error.to_string())
 }
 
 fn hash_key(file: Option<&Path>) -> anyhow::Result<HashKey> {
@@ -168,9 +156,14 @@ fn hash_key(file: Option<&Path>) -> anyhow::Result<HashKey> {
         );
         return Ok(HashKey::from_bytes(&[0; 32]));
     };
-    let text = fs::read_to_string(file)
-        .with_context(|| format!("--hash-key-file {}: give a readable file", file.display()))?;
-    HashKey::from_hex(&text).with_context(|| format!("--hash-key-file {}", file.display()))
+    let text = fs::read_to_string(file).map_err(|error| {
+        wrong(format!(
+            "--hash-key-file {}: {error}: give a readable file",
+            file.display()
+        ))
+    })?;
+    Ok(HashKey::from_hex(&text)
+        .map_err(|error| wrong(format!("--hash-key-file {}: {error}", file.display())))?)
 }
 
 /// One line for whoever started the process: the ports that were free are known only now.
@@ -185,36 +178,12 @@ fn announce(running: &Served) -> anyhow::Result<()> {
     .context("standard output: the addresses cannot be written")
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn listen() -> anyhow::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?,
-            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?,
-        })
-    }
-}
-
 async fn until_stopped(
     running: Served,
     mut signals: Signals,
     exit_on_stdin_eof: bool,
 ) -> anyhow::Result<()> {
-    let Signals {
-        terminate,
-        interrupt,
-    } = &mut signals;
-    let parent = async {
-        if exit_on_stdin_eof {
-            stdin_ended().await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    };
+    let parent = parent_gone(exit_on_stdin_eof);
     tokio::pin!(parent);
     tokio::select! {
         why = running.failed() => {
@@ -224,32 +193,23 @@ async fn until_stopped(
         () = &mut parent => {
             tracing::info!("standard input has ended: stopping at once");
         }
-        _ = terminate.recv() => {
-            tracing::info!("SIGTERM: draining");
-            tokio::select! {
-                done = running.drain() => {
-                    if !done {
-                        tracing::warn!("some operations or leases have outlived the drain: they are ended");
+        signal = signals.next() => match signal {
+            Signal::Terminate => {
+                tracing::info!("SIGTERM: draining");
+                tokio::select! {
+                    done = running.drain() => {
+                        if !done {
+                            tracing::warn!("some operations or leases have outlived the drain: they are ended");
+                        }
                     }
+                    // Told twice, or left alone: at once.
+                    _ = signals.next() => {}
+                    () = &mut parent => {}
                 }
-                // Told twice, or left alone: at once.
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                () = &mut parent => {}
             }
-        }
-        _ = interrupt.recv() => {
-            tracing::info!("SIGINT: stopping at once");
+            Signal::Interrupt => tracing::info!("SIGINT: stopping at once"),
         }
     }
     running.stop().await;
     Ok(())
-}
-
-async fn stdin_ended() {
-    let read = || {
-        // An error ends it as well: there is no parent to hear from.
-        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
-    };
-    let _ = tokio::task::spawn_blocking(read).await;
 }

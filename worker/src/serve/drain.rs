@@ -14,7 +14,7 @@ use super::daemon::Daemon;
 /// Between two looks at the leases; operations are told of as they end.
 const LOOK: Duration = Duration::from_millis(50);
 /// A day: longer than any pod is given to end.
-pub(crate) const LONGEST_WAIT: u64 = 86_400;
+const LONGEST_WAIT: u64 = 86_400;
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,23 @@ impl Daemon {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Wait {
     #[serde(default)]
-    pub(crate) wait_seconds: u64,
+    wait_seconds: u64,
+}
+
+impl Wait {
+    /// What was asked for, or what to say to whoever asked.
+    pub(crate) fn within_bounds(
+        asked: Result<Query<Self>, QueryRejection>,
+    ) -> Result<Duration, String> {
+        match asked {
+            Ok(Query(Self { wait_seconds })) if wait_seconds <= LONGEST_WAIT => {
+                Ok(Duration::from_secs(wait_seconds))
+            }
+            _ => Err(format!(
+                "use /drain?waitSeconds=N with whole seconds from 0 to {LONGEST_WAIT}\n"
+            )),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -77,15 +93,11 @@ pub(super) async fn drain(
     State(daemon): State<Arc<Daemon>>,
     wait: Result<Query<Wait>, QueryRejection>,
 ) -> Response {
-    let seconds = match wait {
-        Ok(Query(Wait { wait_seconds })) if wait_seconds <= LONGEST_WAIT => wait_seconds,
-        _ => {
-            let message =
-                format!("use /drain?waitSeconds=N with whole seconds from 0 to {LONGEST_WAIT}\n");
-            return (StatusCode::BAD_REQUEST, message).into_response();
-        }
+    let wait = match Wait::within_bounds(wait) {
+        Ok(wait) => wait,
+        Err(message) => return (StatusCode::BAD_REQUEST, message).into_response(),
     };
-    let ended = daemon.drain(Duration::from_secs(seconds)).await;
+    let ended = daemon.drain(wait).await;
     let report = Report {
         drained: ended == Ended::Empty,
         operations: daemon.operations.count(),
@@ -97,7 +109,7 @@ pub(super) async fn drain(
             ?ended,
             operations = report.operations,
             leases = report.leases_open,
-            waited_seconds = seconds,
+            waited_seconds = wait.as_secs(),
             "the drain has not emptied this worker"
         );
     }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_placement::calibration::{WorkerCoefficients, built_in};
-use baton_placement::coefficients::PhaseFactors;
+use baton_placement::calibration::{WorkerCoefficients, unknown_worker};
 use baton_protocol::card::Card;
 use baton_protocol::hash::HashKey;
 
@@ -60,26 +59,11 @@ fn seed_of(name: &str) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// An H100 with a model of 8 B parameters, where the pool says nothing else.
-fn simulated_default() -> WorkerCoefficients {
-    built_in("h100-8b-tp1").unwrap_or(WorkerCoefficients {
-        a: 2.66,
-        b: 0.019,
-        k: 8.07e-7,
-        floor: 7.0,
-        d0: 6.37,
-        d1: 0.012,
-        d2: 4.17e-5,
-        upper: PhaseFactors::default(),
-        samples: Default::default(),
-    })
-}
-
 fn simulated_coefficients(timing: &SimulatedTiming) -> WorkerCoefficients {
     let or = |value: Option<u64>, per_millisecond: f64, default: f64| {
         value.map_or(default, |value| value as f64 / per_millisecond)
     };
-    let default = simulated_default();
+    let default = unknown_worker();
     WorkerCoefficients {
         floor: or(timing.prefill_floor_microseconds, 1e3, default.floor),
         a: or(timing.prefill_base_microseconds, 1e3, default.a),
@@ -201,7 +185,7 @@ pub(crate) fn make_engine(
             },
             max_context,
             tpot_objective: config.tpot_objective_milliseconds,
-            prior: prior.unwrap_or_else(simulated_default),
+            prior: prior.unwrap_or_else(unknown_worker),
         },
         Box::new(stopwatch),
     ))
@@ -222,6 +206,6 @@ mod tests {
         };
         let made = simulated_coefficients(&timing);
         assert_eq!((made.a, made.b, made.k, made.d0), (1.5, 1.5, 2e-6, 20.0));
-        assert_eq!(made.floor, simulated_default().floor);
+        assert_eq!(made.floor, unknown_worker().floor);
     }
 }

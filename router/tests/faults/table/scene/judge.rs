@@ -23,7 +23,10 @@ impl Scene {
         self.card_read_again().await;
         let illegal = if case.then == BUG { 1 } else { 0 };
         let line = format!("baton_illegal_events_total {illegal}\n");
-        assert!(self.router.metrics.text().contains(&line), "{case:?}");
+        assert!(
+            self.router.metrics.text().unwrap().contains(&line),
+            "{case:?}"
+        );
         if matches!(case.how, How::TooLarge) {
             return;
         }
