@@ -42,7 +42,7 @@ test: ## everything that must pass
 	bash ./.ci/timed images images/build --where-possible
 	bash ./.ci/timed cluster-build $(CLUSTER) build --where-possible helm
 	bash ./.ci/timed engines e2e/engines/vllm install --where-possible || [ $$? -eq 3 ]
-	bash ./.ci/timed e2e $(CARGO) test --release --locked -p baton-e2e -- --nocapture --test-threads=1
+	bash ./.ci/timed e2e e2e/run
 
 SEEDS ?= 10000
 FIRST_SEED ?= 1

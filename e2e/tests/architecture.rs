@@ -39,7 +39,10 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "baton-text",
         ],
     ),
-    ("baton-operator", &["baton-protocol", "baton-crds"]),
+    (
+        "baton-operator",
+        &["baton-protocol", "baton-crds", "baton-system"],
+    ),
     (
         "baton",
         &[
