@@ -137,7 +137,9 @@ impl Metrics {
     }
 
     /// In OpenMetrics' text format.
-    #[must_use]
+    ///
+    /// # Errors
+    /// A metric cannot be written as text.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

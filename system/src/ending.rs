@@ -67,6 +67,6 @@ pub async fn parent_gone(watched: bool) {
             let _ = sender.send(());
         });
     if reader.is_err() || ended.await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

@@ -79,7 +79,7 @@ async fn drain(
     State(shared): State<Arc<Shared>>,
     wait: Result<Query<Wait>, QueryRejection>,
 ) -> Response {
-    let wait = match Wait::within_bounds(wait) {
+    let wait = match Wait::within_bounds(&wait) {
         Ok(wait) => wait,
         Err(message) => return (StatusCode::BAD_REQUEST, message).into_response(),
     };

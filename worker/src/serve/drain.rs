@@ -62,11 +62,11 @@ pub(crate) struct Wait {
 impl Wait {
     /// What was asked for, or what to say to whoever asked.
     pub(crate) fn within_bounds(
-        asked: Result<Query<Self>, QueryRejection>,
+        asked: &Result<Query<Self>, QueryRejection>,
     ) -> Result<Duration, String> {
         match asked {
-            Ok(Query(Self { wait_seconds })) if wait_seconds <= LONGEST_WAIT => {
-                Ok(Duration::from_secs(wait_seconds))
+            Ok(Query(Self { wait_seconds })) if *wait_seconds <= LONGEST_WAIT => {
+                Ok(Duration::from_secs(*wait_seconds))
             }
             _ => Err(format!(
                 "use /drain?waitSeconds=N with whole seconds from 0 to {LONGEST_WAIT}\n"
@@ -93,7 +93,7 @@ pub(super) async fn drain(
     State(daemon): State<Arc<Daemon>>,
     wait: Result<Query<Wait>, QueryRejection>,
 ) -> Response {
-    let wait = match Wait::within_bounds(wait) {
+    let wait = match Wait::within_bounds(&wait) {
         Ok(wait) => wait,
         Err(message) => return (StatusCode::BAD_REQUEST, message).into_response(),
     };
