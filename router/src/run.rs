@@ -236,6 +236,8 @@ impl RunHandle {
 #[derive(Debug)]
 pub struct RunSink {
     pub events: mpsc::Sender<RunEvent>,
+    /// The place of the last event, which needs no other.
+    pub last: Option<mpsc::OwnedPermit<RunEvent>>,
     /// Cancelled when the client is gone.
     pub client_gone: CancellationToken,
     /// Resolves with the tokens that count when a stop string was found; fails when the handle is dropped.
@@ -249,7 +251,7 @@ pub fn channel(run: RunId) -> (RunSink, RunHandle) {
 
 /// Both ends of a run, with so many events between them.
 pub fn channel_of(run: RunId, events: usize) -> (RunSink, RunHandle) {
-    let (sender, receiver) = mpsc::channel(events);
+    let (sender, receiver) = mpsc::channel(events.max(1) + 1);
     let (stop_sender, stop_receiver) = oneshot::channel();
     let client_gone = CancellationToken::new();
     let handle = RunHandle {
@@ -261,6 +263,7 @@ pub fn channel_of(run: RunId, events: usize) -> (RunSink, RunHandle) {
         _cancel_on_drop: client_gone.clone().drop_guard(),
     };
     let sink = RunSink {
+        last: sender.clone().try_reserve_owned().ok(),
         events: sender,
         client_gone,
         stop: stop_receiver,

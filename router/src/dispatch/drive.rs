@@ -171,7 +171,7 @@ impl Drive {
         if let Some(placed) = self.unplaced.take() {
             self.decided_later(placed);
         }
-        self.tell(&ending).await;
+        self.tell(&ending);
         self.conclude(&ending);
     }
 
@@ -181,10 +181,6 @@ impl Drive {
             self.count_states();
             if self.sink.client_gone.is_cancelled() {
                 return Ending::ClientGone;
-            }
-            if !self.progress.sent().is_empty() && self.remaining_tokens() == 0 {
-                // The worker was lost between its last token and the word that it was the last.
-                return Ending::Finished(wire::FinishReason::Length);
             }
             let (failure, next) = match self.place() {
                 Ok(prepared) => {
@@ -234,10 +230,23 @@ impl Drive {
                     (failure, next)
                 }
             };
+            if let Some(reason) = self.complete_answer() {
+                info!(class = %failure.class, cause = failure.cause, "after the last token: {}", failure.message);
+                return Ending::Finished(reason);
+            }
             if let Some(ending) = self.follow(failure, next).await {
                 return ending;
             }
         }
+    }
+
+    /// The client has the whole answer, whatever became of the worker before it could say so. To go on from the last token would be to
+    /// say what the model has not said.
+    fn complete_answer(&self) -> Option<wire::FinishReason> {
+        let all = !self.progress.sent().is_empty() && self.remaining_tokens() == 0;
+        self.progress
+            .ended()
+            .or(all.then_some(wire::FinishReason::Length))
     }
 
     /// Does what was decided about a failure. `None`: place again.
@@ -386,7 +395,7 @@ impl Drive {
         if granted && next == Next::RecomputeInPlace {
             held.recomputes(worker.clone());
         } else if granted {
-            self.shared.learning.recompute_ended(worker, &policy);
+            self.shared.learning.recompute_refused(worker, &policy);
         }
         next
     }
@@ -428,21 +437,20 @@ impl Drive {
         self.shared.clock.instant(moment)
     }
 
-    /// Hands an event to the client. False: it is gone.
-    async fn deliver(&mut self, event: RunEvent) -> bool {
+    /// Hands an event to the client, or says why the run ends without that.
+    async fn deliver(&mut self, event: RunEvent) -> Result<(), Ending> {
         let deadline = self.instant(self.deadline);
         tokio::select! {
-            // What there is room for is said, even the word that the deadline has passed.
             biased;
-            sent = self.sink.events.send(event) => sent.is_ok(),
-            () = self.sink.client_gone.cancelled() => false,
-            // A client that reads nothing until the run's deadline is as good as gone.
-            () = sleep_until(deadline) => false,
+            sent = self.sink.events.send(event) => sent.map_err(|_| Ending::ClientGone),
+            () = self.sink.client_gone.cancelled() => Err(Ending::ClientGone),
+            // It reads slower than the run may last.
+            () = sleep_until(deadline) => Err(Ending::Failed(overdue())),
         }
     }
 
     /// Tells the client the end, once.
-    async fn tell(&mut self, ending: &Ending) {
+    fn tell(&mut self, ending: &Ending) {
         if std::mem::replace(&mut self.told, true) {
             return;
         }
@@ -460,7 +468,10 @@ impl Drive {
             Ending::Failed(failure) => RunEvent::Failed(self.run_failure(failure)),
             Ending::ClientGone => return,
         };
-        self.deliver(event).await;
+        // There is always room for it: a client that has not read the rest yet hears the end after it.
+        if let Some(last) = self.sink.last.take() {
+            last.send(event);
+        }
     }
 
     fn run_failure(&self, failure: &Failure) -> RunFailure {

@@ -103,6 +103,8 @@ pub struct Progress {
     accepted: Moment,
     prompt_tokens: u32,
     sent: Vec<u32>,
+    /// The last of them ends the run.
+    ended: Option<wire::FinishReason>,
     /// Tokens of an answer that was passed on unread: its pieces, until the engine gives their number.
     passed_on: u32,
     first_token: Option<Moment>,
@@ -122,6 +124,7 @@ impl Progress {
             accepted,
             prompt_tokens,
             sent: Vec::new(),
+            ended: None,
             passed_on: 0,
             first_token: None,
             last_token: None,
@@ -213,6 +216,7 @@ impl Progress {
             });
         }
         self.sent.push(token.id);
+        self.ended = token.finish.is_some().then(|| token.finish());
         self.last_token = Some(now);
         if self.first_token.is_none() {
             self.first_token = Some(now);
@@ -256,6 +260,11 @@ impl Progress {
     /// Generated tokens that the client has, oldest first.
     pub fn sent(&self) -> &[u32] {
         &self.sent
+    }
+
+    /// Why the run ends with the last token that was sent, if it does.
+    pub fn ended(&self) -> Option<wire::FinishReason> {
+        self.ended
     }
 
     pub fn sent_tokens(&self) -> u32 {
@@ -305,6 +314,7 @@ mod tests {
             id,
             position,
             logprobs: None,
+            finish: None,
         }
     }
 

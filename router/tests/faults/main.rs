@@ -6,6 +6,7 @@
 mod budgets;
 mod changed;
 mod double;
+mod last_token;
 mod listing;
 mod obedient;
 mod restart;
@@ -45,6 +46,7 @@ fn token(id: u32, position: u32) -> wire::Token {
         id,
         position,
         logprobs: None,
+        finish: None,
     }
 }
 

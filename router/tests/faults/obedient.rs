@@ -13,6 +13,7 @@ pub(crate) fn token(position: u32) -> wire::Token {
         id: 1_000 + position,
         position,
         logprobs: None,
+        finish: None,
     }
 }
 

@@ -163,6 +163,7 @@ impl Engine {
                     id: sampled.token,
                     position: u32::try_from(position).unwrap_or(u32::MAX),
                     logprobs: sampled.logprobs,
+                    finish,
                 },
             ));
         }

@@ -118,6 +118,8 @@ pub enum EngineEvent {
         /// In the whole sequence, counted from zero.
         position: u32,
         logprobs: Option<Logprobs>,
+        /// Where the run ends with it, also where another worker is the one to say so.
+        finish: Option<Finish>,
     },
     Finished {
         finish: Finish,

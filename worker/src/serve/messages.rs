@@ -98,11 +98,24 @@ fn started(queue: f64) -> wire::Started {
     }
 }
 
-fn token(id: u32, position: u32, logprobs: Option<Logprobs>) -> wire::Token {
+fn token(
+    id: u32,
+    position: u32,
+    logprobs: Option<Logprobs>,
+    finish: Option<Finish>,
+) -> wire::Token {
     wire::Token {
         id,
         position,
         logprobs: logprobs.map(Into::into),
+        finish: finish.map(|finish| reason(finish).into()),
+    }
+}
+
+fn reason(finish: Finish) -> wire::FinishReason {
+    match finish {
+        Finish::Stop => wire::FinishReason::Stop,
+        Finish::Length => wire::FinishReason::Length,
     }
 }
 
@@ -122,7 +135,8 @@ pub(crate) fn prefill_message(event: EngineEvent) -> Option<prefill_event::Event
             id,
             position,
             logprobs,
-        } => Event::FirstToken(token(id, position, logprobs)),
+            finish,
+        } => Event::FirstToken(token(id, position, logprobs, finish)),
         EngineEvent::Sealed {
             blocks,
             queue,
@@ -161,17 +175,14 @@ pub(crate) fn decode_message(event: EngineEvent) -> Option<decode_event::Event> 
             id,
             position,
             logprobs,
-        } => Event::Token(token(id, position, logprobs)),
+            finish,
+        } => Event::Token(token(id, position, logprobs, finish)),
         EngineEvent::Finished {
             finish,
             output_tokens,
             decode,
         } => Event::Finished(wire::Finished {
-            reason: match finish {
-                Finish::Stop => wire::FinishReason::Stop,
-                Finish::Length => wire::FinishReason::Length,
-            }
-            .into(),
+            reason: reason(finish).into(),
             output_tokens,
             decode_milliseconds: decode,
         }),

@@ -116,6 +116,7 @@ fn take(
                 id,
                 position,
                 logprobs,
+                ..
             } => {
                 let _ = position;
                 answer.push((id, logprobs));
@@ -421,6 +422,35 @@ fn load_counts_what_is_admitted_from_the_report_that_the_admission_names() {
     let decoding = engine.board().report(3.0, engine.pool(), false);
     assert_eq!((decoding.queued_tokens, decoding.running_sequences), (0, 1));
     assert_eq!(decoding.context_tokens, 81);
+}
+
+/// Whoever hands it on has to know: the worker that decodes may never come to say so.
+#[test]
+fn a_token_that_ends_the_run_says_so_wherever_it_is_computed() {
+    let first = alone(request(0, 70, 10))[0].0;
+    let here = RequestKind::Generate;
+    let handed = RequestKind::Prefill(PrefillTerms {
+        lease: LeaseId([3; 16]),
+        lease_duration: 1000,
+        skip_blocks: 0,
+        sample_first: true,
+    });
+    for kind in [here, handed] {
+        for (stop, expected) in [(first, Some(Finish::Stop)), (first + 1, None)] {
+            let mut engine = engine(64, 32);
+            let mut asked = request(0, 70, 10);
+            asked.kind = kind.clone();
+            asked.stopping.stop_token_ids = vec![stop];
+            engine.submit(asked, 0.0).unwrap();
+            let said = (0..4)
+                .flat_map(|now| engine.step(f64::from(now)).events)
+                .find_map(|(_, event)| match event {
+                    EngineEvent::Token { finish, .. } => Some(finish),
+                    _ => None,
+                });
+            assert_eq!(said, Some(expected), "{kind:?}");
+        }
+    }
 }
 
 #[test]

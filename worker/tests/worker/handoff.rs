@@ -326,6 +326,7 @@ async fn a_second_first_token_is_refused_and_leaves_nothing() {
             id,
             position: 40,
             logprobs: None,
+            finish: None,
         };
         stream
             .send(decode_request::Message::FirstToken(token))

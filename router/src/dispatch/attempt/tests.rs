@@ -95,6 +95,7 @@ fn token(id: u32, position: u32) -> wire::Token {
         id,
         position,
         logprobs: None,
+        finish: None,
     }
 }
 

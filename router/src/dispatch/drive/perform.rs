@@ -162,11 +162,11 @@ impl Drive {
                     id: token.id,
                     logprobs: token.logprobs,
                 };
-                if !self.deliver(event).await {
-                    return Some(AttemptEnding::Run(Ending::ClientGone));
+                if let Err(ending) = self.deliver(event).await {
+                    return Some(AttemptEnding::Run(ending));
                 }
             }
-            Command::Answered(reason) => self.tell(&Ending::Finished(reason)).await,
+            Command::Answered(reason) => self.tell(&Ending::Finished(reason)),
             Command::Admitted { party, admission } => {
                 performance
                     .held

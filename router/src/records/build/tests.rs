@@ -122,6 +122,7 @@ pub(crate) fn material(mode: Mode, tokens: u32) -> Material {
         id: 4_242_424,
         position: tokens,
         logprobs: None,
+        finish: None,
     };
     progress.take_token(&token, &party, NOW).unwrap();
     progress.observe(State::Completed, NOW, StateDetail::of(&party));

@@ -157,6 +157,9 @@ impl Work {
                 biased;
                 () = cancelled.cancelled() => {
                     self.daemon.commands.cancel(self.admitted.key).await;
+                    // It may have been sealed in the step that ran until now, and whoever cancelled it may not have waited that long.
+                    self.daemon.pool.release_lease(self.lease.id, &self.lease.run);
+                    self.daemon.changed.notify_one();
                     break Some(messages::failed(FailureClass::ClientGone, "the run was cancelled"));
                 }
                 () = &mut deserted => {

@@ -27,6 +27,7 @@ fn token() -> wire::Token {
         id: 7,
         position: 9,
         logprobs: None,
+        finish: None,
     }
 }
 

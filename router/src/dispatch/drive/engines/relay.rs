@@ -227,9 +227,7 @@ impl Drive {
         let pieces = starts.map(|start| bytes.slice(start..bytes.len().min(start + PIECE)));
         for event in head.into_iter().chain(pieces.map(RunEvent::Bytes)) {
             attempt.begun = true;
-            if !self.deliver(event).await {
-                return Err(Stop::Run(Ending::ClientGone));
-            }
+            self.deliver(event).await.map_err(Stop::Run)?;
         }
         Ok(())
     }

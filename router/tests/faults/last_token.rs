@@ -1,0 +1,125 @@
+//! A token that ends the run: nobody goes on from it, whatever becomes of the workers. And a client that reads more slowly than its
+//! run may last.
+
+use baton_protocol::failure::FailureClass;
+use baton_protocol::samples;
+use baton_protocol::wire::{self, decode_event::Event, decode_request::Message, prefill_event};
+use baton_router::run::{Mode, RunEvent};
+
+use crate::double::{ARTIFACT, Double};
+use crate::obedient::compute;
+use crate::router::{PROMPT, Router, outcome};
+use crate::{answer, policy, start, token, with_incarnation};
+
+/// The model's end.
+fn end(id: u32, position: u32) -> wire::Token {
+    wire::Token {
+        finish: Some(wire::FinishReason::Stop.into()),
+        ..token(id, position)
+    }
+}
+
+fn assert_stopped(last: &RunEvent) {
+    let RunEvent::Finished { reason, usage } = last else {
+        panic!("the client has the whole answer: {last:?}");
+    };
+    assert_eq!(*reason, wire::FinishReason::Stop);
+    assert_eq!(usage.output_tokens, 1);
+}
+
+#[tokio::test]
+async fn nobody_goes_on_where_a_worker_is_lost_after_the_end() {
+    let first = Double::start(samples::card("d0"), ARTIFACT).await;
+    let second = Double::start(with_incarnation(samples::card("d1"), 2), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&first, &second]);
+    router.ready(2).await;
+    // Equal workers: the first of the list is taken.
+    first.decode(async |mut requests, answers| {
+        start(&mut requests).await;
+        answers
+            .send(Event::Reserved(wire::Admission::default()))
+            .await;
+        compute(&answers).await;
+        answers.send(Event::Token(end(7, PROMPT))).await;
+    });
+    answer(&second, vec![token(8, PROMPT + 1)]);
+    let handle = router.start_run(Mode::Aggregated, 4);
+    let run = handle.run.to_string();
+    let (tokens, last) = outcome(handle).await;
+    assert_eq!(tokens, [7]);
+    assert_stopped(&last);
+    let record = router.record(&run).await;
+    assert_eq!(record.states.last().unwrap().attempt, 1);
+    router.holds_nothing().await;
+}
+
+#[tokio::test]
+async fn nobody_goes_on_where_a_hand_off_is_lost_after_the_end() {
+    let p = Double::start(samples::prefill_card("p"), ARTIFACT).await;
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&p, &d]);
+    router.ready(2).await;
+    p.prefill(vec![
+        prefill_event::Event::Lease(wire::LeaseOpened {
+            descriptor: Some(wire::Descriptor::default()),
+            admission: Some(wire::Admission::default()),
+        }),
+        prefill_event::Event::Started(wire::Started::default()),
+        prefill_event::Event::FirstToken(end(7, PROMPT)),
+        prefill_event::Event::Sealed(wire::Sealed::default()),
+    ]);
+    d.decode(async |mut requests, answers| {
+        start(&mut requests).await;
+        answers
+            .send(Event::Reserved(wire::Admission::default()))
+            .await;
+        // Killed while it fetches the KV of a prompt whose answer is complete.
+        while let Ok(Some(request)) = requests.message().await {
+            if let Some(Message::FirstToken(first)) = request.message {
+                assert_eq!(first.finish(), wire::FinishReason::Stop);
+                return;
+            }
+        }
+        panic!("the first token never came");
+    });
+    let (tokens, last) = outcome(router.start_run(Mode::Disaggregated, 4)).await;
+    assert_eq!(tokens, [7]);
+    assert_stopped(&last);
+    router.holds_nothing().await;
+}
+
+#[tokio::test]
+async fn a_client_too_slow_for_the_deadline_hears_that_it_has_passed() {
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let mut policy = policy();
+    policy.timeouts.total_seconds = 1.0;
+    let router = Router::start(&policy, &[&d]);
+    router.ready(1).await;
+    // More than may wait for a client.
+    let tokens = 1_000;
+    d.decode(async move |mut requests, answers| {
+        start(&mut requests).await;
+        answers
+            .send(Event::Reserved(wire::Admission::default()))
+            .await;
+        compute(&answers).await;
+        for place in 0..tokens {
+            answers.send(Event::Token(token(9, PROMPT + place))).await;
+        }
+        answers.closed().await;
+    });
+    let handle = router.start_run(Mode::Aggregated, tokens + 1);
+    let run = handle.run.to_string();
+    let record = router.record(&run).await;
+    assert_eq!(record.states.last().unwrap().state, "failed");
+    let (read, last) = outcome(handle).await;
+    assert!(!read.is_empty() && read.len() < tokens as usize);
+    let RunEvent::Failed(failure) = last else {
+        panic!("the deadline has passed: {last:?}");
+    };
+    assert_eq!(
+        (failure.class, failure.status),
+        (FailureClass::DeadlineExceeded, 504)
+    );
+    router.holds_nothing().await;
+}
