@@ -174,7 +174,7 @@ pub(crate) struct ExplainArguments {
 /// Which routers of which cluster are asked.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArguments {
-    /// Ask router pods through kubectl: the default of `kubectl baton`, unless --admin or --state-dir is given.
+    /// Ask router pods through kubectl: the default of `kubectl baton`, unless another source is named.
     #[arg(long, env = "BATON_KUBERNETES")]
     pub(crate) kubernetes: bool,
     /// The routers' namespace [default: the current one of kubectl].

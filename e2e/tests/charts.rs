@@ -126,7 +126,7 @@ fn installed(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
     install("baton-crds")?;
     let said = install("baton")?;
     ensure!(
-        said.contains("kubectl apply -n baton -f examples/cluster/quickstart.yaml"),
+        said.contains("examples/cluster/no-gpu.yaml | kubectl apply -n baton -f -"),
         "{said}"
     );
     let every = ["crd", "--all", "--timeout=60s"];

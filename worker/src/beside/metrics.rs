@@ -1,4 +1,4 @@
-//! Metrics of a daemon beside a server, named as docs/api.md says. Counters go on over the server's lives.
+//! Metrics of a daemon beside a server, named as docs/metrics.md says. Counters go on over the server's lives.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
