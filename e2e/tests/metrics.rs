@@ -39,6 +39,9 @@ struct Source {
 fn sources(folder: &Path, into: &mut Vec<Source>) -> Result<()> {
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
+        if path.file_stem().is_some_and(|stem| stem == "tests") {
+            continue;
+        }
         if path.is_dir() {
             sources(&path, into)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
