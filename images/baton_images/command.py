@@ -1,11 +1,11 @@
-"""The program `images/build`: what it is asked for, and what it prints."""
+"""The programs `images/build` and `images/licences`: what they are asked for, and what they print."""
 
 import argparse
 import os
 import pathlib
 import sys
 
-from . import linkage, recipes
+from . import recipes
 from .failure import ImageError
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := [name for name in asked.images if name not in recipes.names()]:
         parser.error(f"no image {unknown[0]}: there are {', '.join(recipes.names())}")
-    if asked.where_possible and (reason := linkage.cannot()):
+    if asked.where_possible and (reason := recipes.cannot()):
         print(f"images/build: nothing is built: {reason}", file=sys.stderr)
         return 0
     try:
@@ -39,4 +39,20 @@ def main() -> int:
     except ImageError as error:
         print(f"images/build: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def licences() -> int:
+    parser = argparse.ArgumentParser(prog="images/licences", description="Writes the licences of what a binary is linked with into a folder.")
+    parser.add_argument("crate", help="of the workspace, as baton-router")
+    parser.add_argument("folder", type=pathlib.Path)
+    asked = parser.parse_args()
+    try:
+        documents = recipes.documents(asked.crate)
+    except ImageError as error:
+        print(f"images/licences: {error}", file=sys.stderr)
+        return 1
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in documents.items():
+        (asked.folder / name).write_bytes(text)
     return 0

@@ -8,7 +8,7 @@ import pathlib
 import platform
 import re
 
-from . import linkage, model
+from . import crates, linkage, model
 from .archive import ARCHITECTURES, Image
 from .failure import ImageError
 from .layer import Layer
@@ -17,6 +17,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 # The id that distroless images use for nonroot; a chart says runAsUser with the same number.
 USER = 65532
 PORTS = {"router": [8000, 8001], "worker": [7000, 7001, 7002], "operator": [8080]}
+# Beside the folders of Debian's packages.
+DOCUMENTS = "/usr/share/doc/baton"
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 CONNECTOR = REPOSITORY / "worker" / "connectors" / "vllm" / "baton_vllm"
 QUICKSTART = REPOSITORY / "examples" / "quickstart.yaml"
@@ -26,9 +28,14 @@ def names() -> list[str]:
     return [*PORTS, "worker-smollm2"]
 
 
+def cannot() -> str | None:
+    """Why no image can be made on this machine, or nothing."""
+    return linkage.cannot() or crates.cannot()
+
+
 def image(name: str, tag: str, binaries: pathlib.Path, wheels: pathlib.Path) -> Image:
     """The image of that name; `worker-smollm2` is the worker's with the quickstart's model in it."""
-    if reason := linkage.cannot():
+    if reason := cannot():
         raise ImageError(reason)
     part = name.partition("-")[0]
     binary = binaries / f"baton-{part}"
@@ -81,8 +88,18 @@ def _base(binary: pathlib.Path) -> Layer:
 def _program(binary: pathlib.Path) -> Layer:
     layer = Layer()
     layer.file(f"/usr/local/bin/{binary.name}", linkage.stripped(binary), 0o755)
-    layer.file("/usr/share/doc/baton/copyright", (REPOSITORY / "LICENSE").read_bytes())
+    for name, text in documents(binary.name).items():
+        layer.file(f"{DOCUMENTS}/{name}", text)
     return layer
+
+
+def documents(crate: str) -> dict[str, bytes]:
+    """By the name of the file: Baton's own licence, and those of all that its binary is linked with."""
+    return {
+        "copyright": (REPOSITORY / "LICENSE").read_bytes(),
+        "third-party.txt": crates.licences(REPOSITORY, crate),
+        "rust-standard-library.html": crates.standard_library(),
+    }
 
 
 def _connector() -> Layer:
