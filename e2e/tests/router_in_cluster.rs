@@ -14,6 +14,9 @@ use baton_e2e::{scenario, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
+#[path = "router_in_cluster/unreadable.rs"]
+mod unreadable;
+
 /// Workers of the tiny model register within seconds.
 const SOON: Duration = Duration::from_secs(90);
 const NAMESPACE: &str = "tried";
@@ -275,7 +278,10 @@ fn what_is_applied_is_served_and_a_policy_changes_under_requests() {
                 seen["refused"][0]["generation"] == 3
             })
             .await?;
-        ensure!(generation(&refused) == Some(2), "{refused}");
+        ensure!(
+            generation(&refused) == Some(2),
+            "the last good version is no longer in force: {refused}"
+        );
         let reason = refused["refused"][0]["reason"].as_str().unwrap_or_default();
         ensure!(reason.contains("spec.decodePools[0]"), "{reason}");
         ask("e").send(&scene.api).await?;
@@ -286,6 +292,8 @@ fn what_is_applied_is_served_and_a_policy_changes_under_requests() {
             .policies("the fourth is in force", |seen| generation(seen) == Some(4))
             .await?;
         ensure!(mended["refused"] == serde_json::json!([]), "{mended}");
+
+        unreadable::is_said_and_disturbs_nobody(&scene).await?;
 
         scene
             .baton

@@ -149,6 +149,8 @@ pub fn labels(metadata: &ObjectMeta) -> BTreeMap<String, String> {
 #[derive(Deserialize)]
 struct Written {
     #[serde(default)]
+    kind: String,
+    #[serde(default)]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Value,
@@ -163,8 +165,14 @@ impl Written {
         T: DeserializeOwned,
         E: Error,
     {
-        let spec =
-            S::deserialize(&self.spec).map_err(|error| E::custom(format!("spec: {error}")))?;
+        let spec = S::deserialize(&self.spec).map_err(|error| {
+            // The rules name the field; the type knows only what it met.
+            let problems = problems(&self.kind, &self.metadata, &self.spec);
+            match problems.as_slice() {
+                [] => E::custom(format!("spec: {error}")),
+                found => E::custom(found.join("; ")),
+            }
+        })?;
         let status = serde_json::from_value(self.status).ok();
         Ok((self.metadata, spec, self.spec, status))
     }
@@ -199,7 +207,7 @@ mod tests {
         let error = read(&json!({"model": 3}), &json!({})).0.unwrap_err();
         assert_eq!(error.metadata.name.as_deref(), Some("d"));
         assert_eq!(error.metadata.generation, Some(3));
-        assert!(error.error.starts_with("spec: "), "{error}");
+        assert!(error.error.contains("spec.model: "), "{error}");
     }
 
     #[test]
