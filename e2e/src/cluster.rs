@@ -3,13 +3,16 @@
 //! - [`kubectl`]: the client, which is the real program.
 //! - [`imagined`]: a node whose pods are processes of this machine. [`operated`]: the operator beside a control plane, [`two_pools`]: with
 //!   something to do. [`faulty`]: a way to the API server that fails as told.
+//! - [`existing`]: a cluster that is somebody's. [`helm`]: its charts.
 //! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile. [`service`]: what follows its pods.
 //!
-//! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, and nothing of it is started or stopped. Otherwise each value is a
-//! cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
+//! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, by one test at a time, and nothing of it is started or stopped.
+//! Otherwise each value is a cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
 //! line and gives none. `BATON_IDLE_SECONDS`: see [`quiet`].
 
+pub mod existing;
 pub mod faulty;
+pub mod helm;
 pub mod imagined;
 pub mod installed;
 pub mod kubectl;
@@ -28,14 +31,19 @@ use tempfile::TempDir;
 use crate::binaries::repository;
 use crate::http::Client;
 use crate::skipped;
+use existing::Existing;
 use kubectl::Kubectl;
+
+/// The variable that names the kubeconfig of a cluster that exists.
+const EXISTING: &str = "BATON_E2E_KUBECONFIG";
 
 /// A cluster, for as long as the value lives.
 #[derive(Debug)]
-pub struct Cluster {
-    kubectl: Kubectl,
-    /// Of a cluster that this test started. Kept for its `Drop` too: the state must outlive what runs on it.
-    own: Option<TempDir>,
+pub enum Cluster {
+    /// Started by this test, with all its state in a folder. Kept for its `Drop` too: the state must outlive what runs on it.
+    Own { kubectl: Kubectl, folder: TempDir },
+    /// It was there before.
+    Existing(Box<Existing>),
 }
 
 impl Cluster {
@@ -61,14 +69,14 @@ impl Cluster {
         }
     }
 
-    /// A cluster that may be broken on purpose: never one that exists.
+    /// A cluster that may be broken on purpose, whose log of writes can be read, whose nodes a test may make up: never one that exists.
     ///
     /// # Errors
     /// It does not start.
     pub fn to_break(nodes: usize) -> Result<Option<Self>> {
-        if Self::existing().is_some() {
+        if exists() {
             skipped(
-                "BATON_E2E_KUBECONFIG is set, and this test breaks the cluster that it runs on",
+                "BATON_E2E_KUBECONFIG is set, and this test needs a cluster of its own: it breaks it, makes nodes up, or reads its log of writes",
             );
             return Ok(None);
         }
@@ -76,7 +84,15 @@ impl Cluster {
     }
 
     pub fn kubectl(&self) -> &Kubectl {
-        &self.kubectl
+        match self {
+            Self::Own { kubectl, .. } => kubectl,
+            Self::Existing(existing) => existing.kubectl(),
+        }
+    }
+
+    /// Whether this test has started it, and may do with its nodes what it wants.
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::Own { .. })
     }
 
     /// Where the state of a cluster of this test is: `logs/`, with `audit.jsonl` of every write.
@@ -84,8 +100,19 @@ impl Cluster {
     /// # Errors
     /// The cluster was there before: it keeps its state elsewhere.
     pub fn folder(&self) -> Result<&Path> {
-        let own = self.own.as_ref();
-        Ok(own.context("the cluster is not this test's own")?.path())
+        match self {
+            Self::Own { folder, .. } => Ok(folder.path()),
+            Self::Existing(_) => bail!("the cluster is not this test's own"),
+        }
+    }
+
+    /// Where programs are that go before those of `PATH`.
+    pub fn programs(&self) -> PathBuf {
+        let folder = match self {
+            Self::Own { folder, .. } => folder.path(),
+            Self::Existing(existing) => existing.folder(),
+        };
+        folder.join("bin")
     }
 
     /// Asks the program for something that happens to a cluster of this test, such as `node-down`, and returns what it prints.
@@ -101,7 +128,7 @@ impl Cluster {
     /// # Errors
     /// A node does not take one.
     pub fn load(&self, images: &[PathBuf]) -> Result<()> {
-        if self.own.is_some() {
+        if self.is_own() {
             let images: Vec<_> = images.iter().map(|image| image.to_string_lossy()).collect();
             let images: Vec<&str> = images.iter().map(AsRef::as_ref).collect();
             self.program("load", &images)?;
@@ -120,16 +147,9 @@ impl Cluster {
     }
 
     fn existing() -> Option<Result<Self>> {
-        let kubeconfig = PathBuf::from(std::env::var_os("BATON_E2E_KUBECONFIG")?);
-        Some(if kubeconfig.is_file() {
-            Ok(Self {
-                kubectl: Kubectl::new(Path::new("kubectl"), &kubeconfig),
-                own: None,
-            })
-        } else {
-            let path = kubeconfig.display();
-            Err(anyhow::anyhow!("BATON_E2E_KUBECONFIG={path} is not a file"))
-        })
+        let kubeconfig = PathBuf::from(std::env::var_os(EXISTING)?);
+        let found = Existing::find(&kubeconfig);
+        Some(found.map(|existing| Self::Existing(Box::new(existing))))
     }
 
     fn started(nodes: usize) -> Result<Option<Self>> {
@@ -141,10 +161,8 @@ impl Cluster {
             .tempdir()?;
         let kubeconfig = up(nodes, std::process::id(), folder.path())?;
         let kubectl = folder.path().join("bin/kubectl");
-        Ok(Some(Self {
-            kubectl: Kubectl::new(&kubectl, Path::new(kubeconfig.trim())),
-            own: Some(folder),
-        }))
+        let kubectl = Kubectl::new(&kubectl, Path::new(kubeconfig.trim()));
+        Ok(Some(Self::Own { kubectl, folder }))
     }
 
     /// Starts a control plane that is to end when that process does, and leaves it to itself. False where the machine cannot.
@@ -154,6 +172,11 @@ impl Cluster {
     pub fn owned_by(process: u32, folder: &Path) -> Result<bool> {
         Ok(possible(0)? && up(0, process, folder).map(|_| true)?)
     }
+}
+
+/// Whether tests are to use a cluster that exists.
+fn exists() -> bool {
+    std::env::var_os(EXISTING).is_some()
 }
 
 /// The archives of these images in `target/images`, or in the folder that `BATON_IMAGES` names. Nothing, after a line that says so,
@@ -204,7 +227,7 @@ fn up(nodes: usize, owner: u32, folder: &Path) -> Result<String> {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if let Some(folder) = &self.own {
+        if let Self::Own { folder, .. } = self {
             // What went wrong is on standard error by then, and the guard that `up` started tries once more.
             let ended = with_directory("down", folder.path(), &[]).and_then(|all| program(&all));
             if let Err(error) = ended {

@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
     address: SocketAddr,
+    /// What every path begins with.
+    beneath: &'static str,
 }
 
 /// A whole answer.
@@ -194,7 +196,16 @@ fn header<'a>(headers: &'a http::HeaderMap, name: &str) -> Option<&'a str> {
 
 impl Client {
     pub fn new(address: SocketAddr) -> Self {
-        Self { address }
+        Self {
+            address,
+            beneath: "",
+        }
+    }
+
+    /// A server that is reached under a path of another, as through a proxy. The path is kept for as long as the process runs.
+    pub fn beneath(address: SocketAddr, path: String) -> Self {
+        let beneath = path.leak();
+        Self { address, beneath }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -204,7 +215,7 @@ impl Client {
     /// # Errors
     /// No connection, or no whole answer.
     pub async fn get(&self, path: &str) -> Result<Answer> {
-        let request = http::Request::get(path).body(Full::default())?;
+        let request = http::Request::get(self.path(path)).body(Full::default())?;
         self.send(request).await?.whole().await
     }
 
@@ -243,11 +254,16 @@ impl Client {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> Result<Open> {
-        let mut request = http::Request::post(path).header("content-type", "application/json");
+        let mut request =
+            http::Request::post(self.path(path)).header("content-type", "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         self.send(request.body(Full::new(body))?).await
+    }
+
+    fn path(&self, path: &str) -> String {
+        format!("{}{path}", self.beneath)
     }
 
     async fn send(&self, mut request: http::Request<Full<Bytes>>) -> Result<Open> {

@@ -1,13 +1,12 @@
 //! The charts as real helm renders and installs them: what comes out, what it may do, which values are refused, secrets that stay.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use baton_e2e::binaries::repository;
 use baton_e2e::cluster::Cluster;
+use baton_e2e::cluster::helm::Helm;
 use baton_e2e::cluster::kubectl::Kubectl;
 use serde_json::Value;
 
@@ -29,10 +28,7 @@ fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
     let Some(cluster) = Cluster::control_plane()? else {
         return Ok(());
     };
-    let helm = Helm {
-        program: helm_program()?,
-        kubeconfig: cluster.kubectl().kubeconfig().to_owned(),
-    };
+    let helm = Helm::found(cluster.kubectl().kubeconfig())?;
     rendered_as_committed(&helm)?;
     charts_pass_lint(&helm)?;
     values_that_cannot_be_meant_are_refused(&helm)?;
@@ -41,40 +37,6 @@ fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
     pods_are_hardened(cluster.kubectl())?;
     rights_are_no_more_than_needed(cluster.kubectl())?;
     Ok(())
-}
-
-/// Where the program that makes clusters keeps it.
-fn helm_program() -> Result<PathBuf> {
-    let output = Command::new(repository().join("e2e/cluster/cluster"))
-        .args(["build", "helm"])
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(
-        output.status.success(),
-        "cluster build helm: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let path = said.lines().last().context("no path of helm")?;
-    Ok(PathBuf::from(path))
-}
-
-struct Helm {
-    program: PathBuf,
-    kubeconfig: PathBuf,
-}
-
-impl Helm {
-    fn run(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(&self.program)
-            .env("KUBECONFIG", &self.kubeconfig)
-            .current_dir(repository())
-            .args(arguments)
-            .output()?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr));
-        }
-        Ok(String::from_utf8(output.stdout)?)
-    }
 }
 
 fn rendered_as_committed(helm: &Helm) -> Result<()> {

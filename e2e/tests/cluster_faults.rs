@@ -35,7 +35,7 @@ fn manifest() -> String {
 fn what_is_lost_is_replaced_and_a_quiet_cluster_is_not_written_to() {
     scenario(async {
         // Two, one on each node: whichever node is lost, somebody is there to notice.
-        let Some(baton) = Installed::on_nodes(2, &["operator.replicas=2"]).await? else {
+        let Some(baton) = Installed::to_break(2, &["operator.replicas=2"]).await? else {
             return Ok(());
         };
         baton.apply(&manifest())?;

@@ -8,13 +8,13 @@ use baton_e2e::cluster::kubectl::condition;
 use baton_e2e::cluster::load::Load;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
-use baton_e2e::{scenario, wait};
+use baton_e2e::{scenario, skipped, wait};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
 const CLIENTS: u32 = 4;
 /// Of each answer: one takes some seconds, so that a pod that has to go has work to finish.
-const TOKENS: u32 = 64;
+const TOKENS: u32 = 128;
 
 /// Simulated workers, and a budget that lets one decode pod go at a time.
 fn manifest(decode: u32) -> String {
@@ -53,13 +53,15 @@ fn scaling_draining_evicting_and_deleting_under_load_fails_no_request() {
         deleted(&baton)?;
         load.more(CLIENTS).await?;
 
-        let moved = node_drained(&baton)?;
-        load.more(CLIENTS).await?;
+        if baton.cluster.is_own() {
+            let moved = node_drained(&baton)?;
+            ensure!(moved > 0, "no worker was on the node that was drained");
+            load.more(CLIENTS).await?;
+        } else {
+            skipped("the drain of a node, which others may use too");
+        }
         let answered = load.all_well().await?;
-        ensure!(
-            moved > 0 && answered > 4 * CLIENTS,
-            "{moved} pods moved, {answered} answers"
-        );
+        ensure!(answered > 4 * CLIENTS, "{answered} answers");
         Ok(())
     });
 }

@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     build = command("build", _build, "builds the cluster's programs into the cache and prints their folder", folder=False)
     build.add_argument("tools", nargs="*", choices=[[], *programs.TOOLS], help="also helm, kwok")
     build.add_argument("--where-possible", action="store_true", help="say why and succeed on a machine that cannot")
+    tool = command("tool", lambda asked: print(programs.tool(asked.name, _tell)), "builds one of them alone and prints its path", folder=False)
+    tool.add_argument("name", choices=list(programs.TOOLS))
     can = command("can", _can, "exit status 1 and why, where this machine cannot have a cluster", folder=False)
     can.add_argument("what", nargs="?", choices=["control-plane", "nodes"], default="control-plane")
     up = command("up", _up, "starts a cluster and prints its kubeconfig")

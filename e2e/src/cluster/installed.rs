@@ -1,7 +1,6 @@
 //! Baton on real nodes, as its charts install it: pools, a policy, a client of the router's Service.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -28,23 +27,50 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Starts nodes, brings the images there, installs the charts. `values` are of the chart `baton`, `name=value`.
+    /// Starts nodes, brings the images there, installs the charts; or installs them on a cluster that exists. `values` are of the chart
+    /// `baton`, `name=value`.
     ///
     /// # Errors
     /// It does not start.
     pub async fn on_nodes(count: usize, values: &[&str]) -> Result<Option<Self>> {
+        Self::on(|| Cluster::with_nodes(count), values).await
+    }
+
+    /// The same on nodes that may be broken: never on a cluster that exists.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn to_break(count: usize, values: &[&str]) -> Result<Option<Self>> {
+        Self::on(|| Cluster::to_break(count), values).await
+    }
+
+    async fn on(
+        start: impl FnOnce() -> Result<Option<Cluster>>,
+        values: &[&str],
+    ) -> Result<Option<Self>> {
         let names = ["baton-operator", "baton-router", "baton-worker"];
-        let Some(images) = super::images(&names) else {
+        // One that exists has its own.
+        let images = if super::exists() {
+            Some(Vec::new())
+        } else {
+            super::images(&names)
+        };
+        let Some(images) = images else {
             return Ok(None);
         };
-        let Some(cluster) = Cluster::to_break(count)? else {
+        let Some(cluster) = start()? else {
             return Ok(None);
         };
-        cluster.load(&images)?;
-        let set: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
-        let url = cluster.program("install", &set)?;
-        let address = url.trim().strip_prefix("http://").context("no URL")?;
-        let api = Client::new(address.parse()?);
+        let api = if let Cluster::Existing(existing) = &cluster {
+            existing.install(NAMESPACE, values)?;
+            existing.service(NAMESPACE, "baton-router", "http")
+        } else {
+            cluster.load(&images)?;
+            let set: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
+            let url = cluster.program("install", &set)?;
+            let address = url.trim().strip_prefix("http://").context("no URL")?;
+            Client::new(address.parse()?)
+        };
         let baton = Self { cluster, api };
         baton.reachable().await?;
         Ok(Some(baton))
@@ -152,14 +178,13 @@ impl Installed {
     /// # Errors
     /// It fails; the error is what it said.
     pub fn baton(&self, arguments: &[&str]) -> Result<String> {
-        let folder = self.cluster.folder()?.join("bin");
+        let programs = plugin(&self.cluster)?;
         let path = std::env::var("PATH").unwrap_or_default();
-        let output = Command::new(folder.join("kubectl"))
-            .env("KUBECONFIG", self.kubectl().kubeconfig())
-            .env(
-                "PATH",
-                format!("{}:{path}", plugin(self.cluster.folder()?)?),
-            )
+        let path = format!("{}:{path}", programs.display());
+        let output = self
+            .kubectl()
+            .command(&[])
+            .env("PATH", path)
             .arg("baton")
             .args(arguments)
             .output()?;
@@ -173,13 +198,14 @@ impl Installed {
     }
 }
 
-/// A folder with kubectl and, as its plugin, the command under test.
-fn plugin(state: &Path) -> Result<String> {
-    let link = state.join("bin/kubectl-baton");
+/// A folder with the command under test as a plugin of kubectl.
+fn plugin(cluster: &Cluster) -> Result<PathBuf> {
+    let programs = cluster.programs();
+    let link = programs.join("kubectl-baton");
     let built = program("baton")?;
     if std::fs::read_link(&link).ok().as_deref() != Some(&built) {
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(&built, &link)?;
     }
-    Ok(state.join("bin").to_string_lossy().into_owned())
+    Ok(programs)
 }

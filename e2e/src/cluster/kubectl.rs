@@ -91,6 +91,11 @@ impl Kubectl {
         }
     }
 
+    /// Whether the cluster's version has such a kind.
+    pub fn knows(&self, kind: &str) -> bool {
+        self.run(&["get", kind, "--output=name"]).is_ok()
+    }
+
     /// Applies a manifest and returns what was said about each object.
     ///
     /// # Errors
@@ -125,6 +130,10 @@ impl Kubectl {
             .spawn()
             .with_context(|| format!("cannot start {}", self.program.display()))?;
         if let Some(mut stdin) = child.stdin.take() {
+            // Older ones take what begins with a brace for JSON; YAML begins so too.
+            if serde_json::from_str::<serde::de::IgnoredAny>(input).is_err() {
+                let _ = stdin.write_all(b"---\n");
+            }
             // It may have refused its arguments and gone; what it said then is the answer.
             let _ = stdin.write_all(input.as_bytes());
         }
