@@ -13,8 +13,8 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 const CLIENTS: u32 = 4;
-/// Of each answer: one takes some seconds, so that a pod that has to go has work to finish.
-const TOKENS: u32 = 128;
+/// Of each answer: one takes 4 s, longer than a worker lives that is ended without being drained.
+const TOKENS: u32 = 192;
 
 /// Simulated workers, and a budget that lets one decode pod go at a time.
 fn manifest(decode: u32) -> String {

@@ -135,7 +135,7 @@ fn store(scene: &Scene) -> Result<()> {
 /// Written as it should be, it is an object like any other.
 fn mended(scene: &Scene) -> Result<()> {
     let kubectl = scene.baton.kubectl();
-    let spec = json!({"replicas": 0, "model": {"name": "old"}, "engine": {"type": "Simulated"}});
+    let spec = json!({"replicas": 0, "engine": {"type": "Simulated"}, "kvPool": null});
     let patch = format!("--patch={}", json!({"spec": spec}));
     for kind in ["decodepool", "prefillpool"] {
         let object = format!("{kind}/old");
