@@ -59,8 +59,9 @@ impl LoadBoard {
         wire::Load {
             load_sequence: state.sequence,
             queued_tokens: state.load.queued_tokens as u64,
-            running_sequences: narrow(state.load.decoding),
-            context_tokens: state.load.context_tokens as u64,
+            // What waits for its hand-off will decode here: whoever places by these numbers has to see it from its admission on.
+            running_sequences: narrow(state.load.decoding + state.load.held),
+            context_tokens: (state.load.context_tokens + state.load.held_tokens) as u64,
             queued_sequences: narrow(state.load.queued_sequences),
             blocks: Some(wire::BlockCounts {
                 total: blocks.total,

@@ -155,8 +155,9 @@ pub struct SchedulerLoad {
     pub decoding: usize,
     /// Sum of the contexts of those that decode.
     pub context_tokens: usize,
-    /// Sequences that hold memory and wait for a hand-off.
+    /// Sequences that hold memory and wait for a hand-off, to decode then, and the sum of their tokens.
     pub held: usize,
+    pub held_tokens: usize,
 }
 
 /// See the module's text.
@@ -275,7 +276,10 @@ impl Scheduler {
                     load.decoding += 1;
                     load.context_tokens += entry.total;
                 }
-                Phase::Held => load.held += 1,
+                Phase::Held => {
+                    load.held += 1;
+                    load.held_tokens += entry.total;
+                }
             }
         }
         load

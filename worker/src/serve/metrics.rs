@@ -219,7 +219,7 @@ impl Metrics {
         raise(&self.quarantined_reaped, counters.quarantined_blocks_reaped);
         let load = board.current();
         self.queued_tokens.set(count(load.queued_tokens));
-        self.running.set(count(load.decoding));
+        self.running.set(count(load.decoding + load.held));
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

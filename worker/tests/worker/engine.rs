@@ -454,6 +454,27 @@ fn a_token_that_ends_the_run_says_so_wherever_it_is_computed() {
 }
 
 #[test]
+fn load_counts_what_waits_for_its_hand_off_until_it_has_ended() {
+    let mut engine = engine(64, 32);
+    let mut received = request(0, 80, 3);
+    received.kind = RequestKind::Receive;
+    let admitted = engine.submit(received, 0.0).unwrap();
+    let seen = |engine: &Engine, now: f64| {
+        let load = engine.board().report(now, engine.pool(), false);
+        (load.running_sequences, load.context_tokens)
+    };
+    assert_eq!(seen(&engine, 0.0), (1, 80), "from its admission on");
+    assert_eq!(seen(&engine, 1.0), (1, 80), "and as long as its KV is away");
+    let reservation = admitted.reservation.unwrap();
+    assert!(engine.attach(admitted.key, reservation, Some(5), 2.0));
+    assert_eq!(seen(&engine, 2.0), (1, 81));
+    engine.step(3.0);
+    assert_eq!(seen(&engine, 3.0), (1, 82));
+    engine.step(4.0);
+    assert_eq!(seen(&engine, 5.0), (0, 0));
+}
+
+#[test]
 fn a_prefill_publishes_as_it_goes_and_its_lease_outlives_it() {
     let mut engine = engine(64, 32);
     let mut prefill = request(0, 70, 10);

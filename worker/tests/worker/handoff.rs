@@ -125,6 +125,41 @@ async fn the_reader_may_sample_the_first_token_itself() {
     decode.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_token_is_answered_by_a_pair_and_moves_nothing() {
+    let (prefill, decode) = pair().await;
+    let run = Run::new("r", 40, 1);
+    let expected = prefill.generate(&run.named("local")).await;
+    let mut stream = decode.decode(run.decode(&decode, true)).await;
+    assert!(matches!(
+        stream.next().await,
+        decode_event::Event::Reserved(_)
+    ));
+    let mut events = prefill.prefill(run.prefill(&prefill)).await;
+    let mut first = None;
+    while let Some(event) = next_prefill(&mut events).await {
+        match event {
+            prefill_event::Event::Lease(opened) => assert!(opened.descriptor.is_none()),
+            prefill_event::Event::FirstToken(token) => {
+                assert_eq!([token.id], *expected);
+                first = Some(token);
+            }
+            _ => {}
+        }
+    }
+    let first = decode_request::Message::FirstToken(first.expect("it was sampled"));
+    stream.send(first).await;
+    let finished = stream.next().await;
+    let decode_event::Event::Finished(finished) = finished else {
+        panic!("nothing else is left to do: {finished:?}");
+    };
+    assert_eq!(finished.reason(), wire::FinishReason::Length);
+    drop(stream);
+    for worker in [prefill, decode] {
+        worker.end().await;
+    }
+}
+
 async fn recomputed(fault: Fault, cause: &str) {
     let faulty = With {
         fault: Some(fault),

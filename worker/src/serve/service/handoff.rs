@@ -54,6 +54,8 @@ pub(super) struct Handoff {
     /// Whose KV is handed over: all of them, or all but the last where that is computed here.
     tokens: Arc<[u32]>,
     first_token_by_prefill: bool,
+    /// The run ends with the token that the prefill worker samples: nothing is handed over, and no descriptor comes.
+    ends_with_first: bool,
     transports: Vec<String>,
     checksum: WireChecksum,
     timeout: Duration,
@@ -106,6 +108,7 @@ impl Handoff {
             prompt_tokens: start.tokens.len(),
             tokens: tokens.into(),
             first_token_by_prefill: start.first_token_by_prefill,
+            ends_with_first: start.first_token_by_prefill && is_last(start),
             transports: start.transports.clone(),
             checksum: start.checksum(),
             timeout: match start.transfer_timeout_milliseconds {
@@ -149,6 +152,13 @@ impl Handoff {
         let complete = !self.first_token_by_prefill || self.first_token.is_some();
         match std::mem::replace(&mut self.kv, Kv::Over) {
             Kv::Ready(reservation) if complete => {
+                return Some(Step::Attach {
+                    reservation,
+                    first_token: self.first_token,
+                });
+            }
+            // The engine ends the operation with it, and reads nothing.
+            Kv::Waiting(reservation) if complete && self.ends_with_first => {
                 return Some(Step::Attach {
                     reservation,
                     first_token: self.first_token,
@@ -388,6 +398,12 @@ async fn progress(kv: &mut Kv) -> Progress {
         return progress;
     }
     std::future::pending().await
+}
+
+/// Whether the next token is the last that was asked for.
+fn is_last(start: &wire::DecodeStart) -> bool {
+    let stopping = start.stopping.as_ref();
+    stopping.is_some_and(|stopping| start.generated.saturating_add(1) >= stopping.max_tokens)
 }
 
 fn completed(received: &Received, left: Vec<wire::TransportLeft>) -> wire::TransferCompleted {
