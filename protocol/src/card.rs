@@ -195,6 +195,16 @@ pub enum Split {
 }
 
 impl Split {
+    /// How long a prompt's blocks are kept for a reader, where that does not renew the lease from its admission on.
+    pub fn lease_milliseconds(&self) -> Option<u64> {
+        match self {
+            Self::NixlPull { lease_milliseconds } | Self::Baton { lease_milliseconds } => {
+                Some(*lease_milliseconds)
+            }
+            Self::None | Self::Bootstrap { .. } => None,
+        }
+    }
+
     /// Whether Baton checks each block on its way, and not an engine by itself.
     pub fn is_verified(&self) -> bool {
         match self {
@@ -232,6 +242,10 @@ pub struct WireVersions {
     pub highest: u32,
 }
 
+/// Far above what any worker has, so that products of a card's numbers fit.
+const MOST_TOKENS_PER_BLOCK: u64 = 1 << 16;
+const MOST_BYTES_PER_TOKEN: u64 = 1 << 32;
+
 /// A card that cannot be read, or contradicts itself.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidCard {
@@ -250,6 +264,13 @@ pub enum InvalidCard {
     Zero {
         worker: WorkerId,
         field: &'static str,
+    },
+    #[error("card of worker {worker}: {field} is {value}, and no worker has more than {most}")]
+    TooLarge {
+        worker: WorkerId,
+        field: &'static str,
+        value: u64,
+        most: u64,
     },
     #[error(
         "worker {worker} speaks protocol versions {}..{}, this process {}..{}", theirs.lowest, theirs.highest, WIRE_VERSIONS.lowest, WIRE_VERSIONS.highest
@@ -301,6 +322,28 @@ impl Card {
                 });
             }
         }
+        let bytes_per_token = card.layout.bytes_per_token.known().copied();
+        for (field, value, most) in [
+            (
+                "capacity.blockSize",
+                u64::from(card.capacity.block_size),
+                MOST_TOKENS_PER_BLOCK,
+            ),
+            (
+                "layout.bytesPerToken",
+                bytes_per_token.unwrap_or(0),
+                MOST_BYTES_PER_TOKEN,
+            ),
+        ] {
+            if value > most {
+                return Err(InvalidCard::TooLarge {
+                    worker: worker(),
+                    field,
+                    value,
+                    most,
+                });
+            }
+        }
         Ok(card)
     }
 
@@ -320,6 +363,19 @@ mod tests {
         let mut json: serde_json::Value = serde_json::from_str(&card.to_json().unwrap()).unwrap();
         json["addedInALaterVersion"] = true.into();
         assert_eq!(Card::from_json(&json.to_string()).unwrap(), card);
+    }
+
+    #[test]
+    fn numbers_that_no_worker_has_are_refused_by_name() {
+        let mut large = card("d");
+        large.capacity.block_size = 1 << 17;
+        let error = Card::from_json(&large.to_json().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("capacity.blockSize is 131072"));
+        let mut large = card("d");
+        large.layout.bytes_per_token = crate::identity::Fact::observed(u64::MAX);
+        large.layout_digest = large.layout.digest();
+        let error = Card::from_json(&large.to_json().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("layout.bytesPerToken"));
     }
 
     #[test]
