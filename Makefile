@@ -69,6 +69,7 @@ engine-peers: ## installs vllm-router and sglang-router from their Python packag
 bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 	$(CARGO) bench --locked -p baton-protocol --bench blocks
 	$(CARGO) bench --locked -p baton-placement --bench decisions
+	$(CARGO) bench --locked -p baton-router --bench view
 	BATON_TEST_GGUF="$(MODEL_FILE)" LLAMA_BENCH="$(PEER_BENCH)" $(CARGO) bench --locked -p baton-worker --bench builtin
 	$(CARGO) bench --locked -p baton-worker --bench transfer
 	$(CARGO) build --release --locked --workspace --bins

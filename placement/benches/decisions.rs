@@ -59,6 +59,7 @@ fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
             can_prefill: true,
             can_decode: true,
             hands_over: Assurance::Verified,
+            lease: None,
             kv_identity: "kv".into(),
             compatibility: "one".into(),
             adapters: vec![],

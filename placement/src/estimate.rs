@@ -89,17 +89,14 @@ impl EstimateTracker {
             return Vec::new();
         }
         let path = Path::from(chosen.kind);
-        let ttft = record
-            .outcome
-            .as_ref()
-            .and_then(|outcome| outcome.ttft_milliseconds);
-        if let Some(ttft) = ttft {
+        let first_token = actual.first_token_milliseconds;
+        if let Some(first_token) = first_token {
             self.observe(
                 path,
                 chosen.inputs.compute.running_sequences,
                 chosen.mean,
                 chosen.upper,
-                ttft,
+                first_token,
             );
         }
         let terms = &chosen.terms;
@@ -113,7 +110,7 @@ impl EstimateTracker {
                 actual.terms.synchronization,
             ),
             ("admission", terms.admission, actual.terms.admission),
-            ("timeToFirstToken", chosen.mean, ttft),
+            ("timeToFirstToken", chosen.mean, first_token),
         ];
         pairs
             .into_iter()

@@ -59,6 +59,8 @@ pub struct Workers {
     pub can_decode: Vec<bool>,
     /// Who vouches for KV that it hands over.
     pub hands_over: Vec<Assurance>,
+    /// Milliseconds for which it keeps a prompt's blocks for another worker, where that cannot ask for longer.
+    pub lease: Vec<Option<f64>>,
     pub kv_identity: Vec<String>,
     pub adapters: Vec<Vec<String>>,
     /// Position in `coefficients.workers`.
@@ -149,6 +151,11 @@ impl Fleet {
         let row = self.workers.compatibility[prefill] as usize;
         let column = self.workers.compatibility[decode] as usize;
         self.compatible[row][column]
+    }
+
+    /// Whether pairs are searched level by level, the short way: every domain nests in the next, and no link is shut.
+    pub fn is_uniform(&self) -> bool {
+        self.links.is_uniform()
     }
 
     /// The worst state among the links of all transports between two workers, for display.

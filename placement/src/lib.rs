@@ -33,6 +33,7 @@
 //! | the schema `baton.decision.v1` | `record.rs`, `record/` |
 //! | replay and what-if | `replay.rs` |
 //! | were the estimates right | `estimate.rs` |
+//! | is KV that is kept for a fixed time fetched within it | `lease.rs` |
 //!
 //! # What holds
 //!
@@ -60,6 +61,7 @@ mod digest;
 pub mod estimate;
 pub mod fleet;
 pub mod index;
+pub mod lease;
 pub mod place;
 pub mod policy;
 pub mod record;

@@ -121,7 +121,9 @@ pub enum Reason {
     NoEligibleWorker,
     /// Workers are there, and every one has its fill of waiting requests.
     QueueFull,
-    /// No worker has KV blocks enough for the request.
+    /// Workers are there that could hold it, and every one has its KV blocks in use now.
+    KvFull,
+    /// No worker of the policy, whatever its state, has KV blocks for the prompt: no other moment makes it smaller.
     KvCapacity,
 }
 
@@ -142,7 +144,10 @@ pub enum Filter {
     Excluded,
     QueueFull,
     Adapter,
+    /// Its KV never holds the prompt and a token.
     KvCapacity,
+    /// Its KV does not hold the prompt now.
+    KvFull,
     CannotPrefill,
     CannotDecode,
     /// Not in the sample that one of several routers looks at.
@@ -152,6 +157,8 @@ pub enum Filter {
     TooFar,
     BreakerOpen,
     NoTransport,
+    /// The worker that generates is expected to fetch the KV when its lease is over.
+    LeaseTooShort,
     /// Its KV is moved by its engine's own connector, and the policy requires that Baton checks every block.
     NotVerified,
     /// Pairs worse than the best that can be recorded: by a bound, or evaluated on the way.

@@ -108,6 +108,9 @@ pub struct RecordedInput {
     pub prefill_pools: bool,
     #[serde(default)]
     pub whole: bool,
+    /// Of the policy's workers, whatever their state, none could ever hold the prompt's KV.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub too_large: bool,
     /// Of a request that an engine tokenises itself: whether its prefix was credited. Absent where it was tokenised here for good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,

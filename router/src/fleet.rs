@@ -23,7 +23,7 @@ pub mod topology;
 pub mod view;
 pub mod watch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -211,6 +211,7 @@ impl Workers {
             self.index.write().remove_worker(tracked.slot);
             inner.free_slots.push(tracked.slot);
         }
+        self.artifacts.keep(&inner.artifacts());
         inner.judge_pairs();
         self.changed();
     }
@@ -388,6 +389,19 @@ impl Workers {
 }
 
 impl Inner {
+    /// Digests that the cards of all workers name.
+    fn artifacts(&self) -> HashSet<&str> {
+        let cards = self.tracked.values().filter_map(|one| one.card.as_deref());
+        cards
+            .flat_map(|card| {
+                let filter = &card.route_filter;
+                [filter.tokenizer.known(), filter.chat_template.known()]
+            })
+            .flatten()
+            .map(String::as_str)
+            .collect()
+    }
+
     fn judge_pairs(&mut self) {
         self.renamed = true;
         let cards: Vec<Arc<Card>> = self

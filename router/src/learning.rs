@@ -2,7 +2,8 @@
 //!
 //! Soft, like everything a router holds: it starts from priors and is right again after some runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use baton_placement::breaker::{Breaker, Pass, TransferResult};
 use baton_placement::budget::{BudgetRefusal, FallbackBudget};
@@ -47,6 +48,10 @@ pub fn link_prior(_level: &str, transport: &str) -> LinkCoefficients {
 /// nothing about the link, and the fitted cost follows it anyway. A silent fallback to a slower transport shows in long ones.
 const SHORTEST_SLOW: f64 = 100.0;
 
+/// What was learnt of a link between two places is forgotten when one of them has had no worker for so long: longer than a rollout
+/// or a node's restart.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 60);
+
 /// A directed link, as a run used it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkUse {
@@ -79,15 +84,18 @@ struct Link {
     calibrator: LinkCalibrator,
     breaker: Breaker,
     fitted: bool,
+    /// When it was last used, or had workers at both ends.
+    needed: Moment,
 }
 
 impl Link {
-    fn new(used: LinkUse, policy: BreakerPolicy) -> Self {
+    fn new(used: LinkUse, policy: BreakerPolicy, now: Moment) -> Self {
         Self {
             calibrator: LinkCalibrator::new(calibration::link_prior(&used.transport)),
             breaker: Breaker::new(policy),
             used,
             fitted: false,
+            needed: now,
         }
     }
 }
@@ -135,11 +143,21 @@ impl Learning {
         }
     }
 
+    /// `places` are the keys of the domain paths of all workers: links between others are forgotten after a while.
+    pub fn workers_at(&self, places: &HashSet<String>, now: Moment) {
+        self.inner.lock().links.retain(|name, link| {
+            if places.contains(&name.source) && places.contains(&name.target) {
+                link.needed = now;
+            }
+            now.since(link.needed) < FORGOTTEN_AFTER
+        });
+    }
+
     /// A run is about to use the link: takes the probe of one that is half-open. `None`: another run probes it already. What is
     /// given comes back with [`Self::moved`], [`Self::transfer_failed`] or [`Self::give_back`].
     pub fn try_use(&self, used: &LinkUse, policy: &Policy, now: Moment) -> Option<Pass> {
         let mut inner = self.inner.lock();
-        let breaker = &mut inner.link(used, policy).breaker;
+        let breaker = &mut inner.link(used, policy, now).breaker;
         breaker.set_policy(policy.topology.breaker);
         breaker.try_use(now.milliseconds())
     }
@@ -154,7 +172,7 @@ impl Learning {
     /// A transfer was made. `pass` is what [`Self::try_use`] gave for this link; for one that no run asked for, `Free`.
     pub fn moved(&self, used: &LinkUse, moved: Moved, pass: Pass, policy: &Policy, now: Moment) {
         let mut inner = self.inner.lock();
-        let link = inner.link(used, policy);
+        let link = inner.link(used, policy, now);
         if moved.blocks == 0 {
             // Nothing was missing: the link works, and that is all it says.
             let done = TransferResult::Done {
@@ -184,10 +202,11 @@ impl Learning {
     /// A transfer failed for a reason that speaks against the link.
     pub fn transfer_failed(&self, used: &LinkUse, pass: Pass, policy: &Policy, now: Moment) {
         let mut inner = self.inner.lock();
-        inner
-            .link(used, policy)
-            .breaker
-            .observe(TransferResult::Failed, pass, now.milliseconds());
+        inner.link(used, policy, now).breaker.observe(
+            TransferResult::Failed,
+            pass,
+            now.milliseconds(),
+        );
     }
 
     /// Somebody has read KV from here too late, over one of these links: all are shut until a probe shows that they work.
@@ -294,10 +313,13 @@ impl Learning {
 }
 
 impl Inner {
-    fn link(&mut self, used: &LinkUse, policy: &Policy) -> &mut Link {
-        self.links
+    fn link(&mut self, used: &LinkUse, policy: &Policy, now: Moment) -> &mut Link {
+        let link = self
+            .links
             .entry(used.name())
-            .or_insert_with(|| Link::new(used.clone(), policy.topology.breaker))
+            .or_insert_with(|| Link::new(used.clone(), policy.topology.breaker, now));
+        link.needed = now;
+        link
     }
 
     fn budget(&mut self, policy: &Policy, now: Moment) -> &mut FallbackBudget {
@@ -374,6 +396,23 @@ mod tests {
             }
             assert_eq!(learning.link_counts(now).open, open, "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn links_are_forgotten_when_their_places_have_been_empty_for_long() {
+        let learning = Learning::default();
+        let (policy, began) = (policy(), Moment(1_000_000));
+        learning.transfer_failed(&used(), Pass::Free, &policy, began);
+        let both: HashSet<String> = ["h1".to_owned(), "h2".to_owned()].into();
+        let one: HashSet<String> = ["h1".to_owned()].into();
+        let later = |minutes: u64| began.plus(Duration::from_secs(60 * minutes));
+        let known = |now| learning.learnt(now).links.len();
+        learning.workers_at(&both, later(100));
+        assert_eq!(known(later(100)), 1, "however rarely it is used");
+        learning.workers_at(&one, later(120));
+        assert_eq!(known(later(120)), 1, "a worker may come back");
+        learning.workers_at(&one, later(131));
+        assert_eq!(known(later(131)), 0);
     }
 
     #[test]

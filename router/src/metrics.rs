@@ -136,7 +136,24 @@ impl Default for Metrics {
     }
 }
 
+/// A run that counts as in flight until this is dropped, should it end in a panic.
+#[derive(Debug)]
+pub struct InFlight(Gauge);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 impl Metrics {
+    /// Counts a run as in flight.
+    pub fn in_flight(&self, labels: &ModelLabels) -> InFlight {
+        let gauge = self.inflight.get_or_create(labels).clone();
+        gauge.inc();
+        InFlight(gauge)
+    }
+
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("baton"),
@@ -364,10 +381,13 @@ mod tests {
             .links
             .get_or_create(&StateLabels { state: "Open" })
             .set(1);
-        metrics
-            .inflight
-            .get_or_create(&ModelLabels { model: "m".into() })
-            .inc();
+        let labels = ModelLabels { model: "m".into() };
+        let _one = metrics.in_flight(&labels);
+        let broken = std::panic::AssertUnwindSafe(|| {
+            let _other = metrics.in_flight(&labels);
+            panic!("a run of which something was not thought");
+        });
+        assert!(std::panic::catch_unwind(broken).is_err());
         let text = metrics.text().unwrap();
         for line in [
             "baton_requests_total{model=\"m\",plan=\"local\",outcome=\"completed\"} 1",

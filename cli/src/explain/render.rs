@@ -1,6 +1,6 @@
 //! A decision record as lines of text. Pure.
 
-use baton_placement::record::{DecisionRecord, Kind, RecordedCandidate, TransportLeft};
+use baton_placement::record::{Actual, DecisionRecord, Kind, RecordedCandidate, TransportLeft};
 use jiff::Timestamp;
 
 use crate::table::{Align, Table};
@@ -253,14 +253,7 @@ fn comparison(record: &DecisionRecord) -> Vec<String> {
             actual.terms.synchronization,
         ),
         ("admission", chosen.terms.admission, actual.terms.admission),
-        (
-            "first token",
-            chosen.mean,
-            record
-                .outcome
-                .as_ref()
-                .and_then(|outcome| outcome.ttft_milliseconds),
-        ),
+        ("first token", chosen.mean, first_token(record, actual)),
     ];
     for (name, estimated, actual) in observed {
         let ratio = actual
@@ -274,6 +267,13 @@ fn comparison(record: &DecisionRecord) -> Vec<String> {
         ]);
     }
     table.lines()
+}
+
+/// From dispatch on, as it is estimated; records of earlier releases only know it from the request's arrival on.
+fn first_token(record: &DecisionRecord, actual: &Actual) -> Option<f64> {
+    let outcome = record.outcome.as_ref();
+    let since_arrival = outcome.and_then(|outcome| outcome.ttft_milliseconds);
+    actual.first_token_milliseconds.or(since_arrival)
 }
 
 fn end(record: &DecisionRecord) -> Vec<String> {

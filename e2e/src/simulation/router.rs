@@ -146,6 +146,7 @@ impl Router {
                 can_prefill: true,
                 can_decode: true,
                 hands_over: Assurance::Verified,
+                lease: None,
                 kv_identity: "one".to_owned(),
                 compatibility: "one".to_owned(),
                 adapters: Vec::new(),

@@ -27,6 +27,9 @@ pub struct WorkerEntry {
     pub can_decode: bool,
     /// Who vouches for KV that it hands over.
     pub hands_over: Assurance,
+    /// Milliseconds for which it keeps a prompt's blocks for another worker, from the end of the prefill on; `None` where the reader
+    /// renews the lease from its admission on.
+    pub lease: Option<f64>,
     pub kv_identity: String,
     /// Workers of one class pair alike: anything that `compatible` reads, as a key.
     pub compatibility: String,
@@ -184,8 +187,12 @@ impl FleetBuilder {
         bytes: u64,
     ) -> &mut Self {
         let (source, target) = (self.domain(source), self.domain(target));
-        *self.links.promised_out.entry(source).or_default() += bytes;
-        *self.links.promised_in.entry(target).or_default() += bytes;
+        for promised in [
+            self.links.promised_out.entry(source).or_default(),
+            self.links.promised_in.entry(target).or_default(),
+        ] {
+            *promised = promised.saturating_add(bytes);
+        }
         self
     }
 
@@ -269,6 +276,7 @@ impl FleetBuilder {
             workers.can_prefill.push(entry.can_prefill);
             workers.can_decode.push(entry.can_decode);
             workers.hands_over.push(entry.hands_over);
+            workers.lease.push(entry.lease);
             workers.kv_identity.push(entry.kv_identity);
             workers.adapters.push(entry.adapters);
             workers.chunks.push(entry.chunks);

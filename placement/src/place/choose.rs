@@ -164,7 +164,7 @@ pub(crate) fn choose(
             runner_up: runner_up(candidates, None, margin),
             outcome,
             reason: if reason == Reason::NoEligibleWorker {
-                nobody(filtered)
+                nobody(facts, filtered)
             } else {
                 reason
             },
@@ -182,12 +182,15 @@ fn runner_up(candidates: &[Candidate], chosen: Option<usize>, margin: f64) -> Op
 }
 
 /// What stood most in the way when nobody is left.
-fn nobody(filtered: &Filtered) -> Reason {
+fn nobody(facts: &Facts, filtered: &Filtered) -> Reason {
     let counted = |why: Filter| filtered.get(&why).copied().unwrap_or(0);
-    if counted(Filter::QueueFull) > 0 {
-        Reason::QueueFull
-    } else if counted(Filter::KvCapacity) > 0 {
+    if facts.too_large {
+        // Nothing else that stands in the way would help by going.
         Reason::KvCapacity
+    } else if counted(Filter::QueueFull) > 0 {
+        Reason::QueueFull
+    } else if counted(Filter::KvFull) > 0 {
+        Reason::KvFull
     } else {
         Reason::NoEligibleWorker
     }
@@ -216,8 +219,10 @@ impl Chooser<'_> {
             Some(local) => Picked::Run(local, reason),
             None => self.reject(Reason::NoEligibleWorker),
         };
-        if self.facts.one_token() {
-            return whole(Reason::OneToken);
+        if self.facts.one_token()
+            && let Some(local) = best_local(self.candidates)
+        {
+            return Picked::Run(local, Reason::OneToken);
         }
         if self.facts.whole {
             return whole(Reason::NotDisaggregatable);

@@ -126,7 +126,7 @@ pub(crate) struct Computing {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoding {
     first_step: f64,
-    wait: f64,
+    pub(crate) wait: f64,
     tpot: f64,
     decode: f64,
     residents: f64,
@@ -214,7 +214,7 @@ pub(crate) fn decoding(
     let running = f64::from(inputs.running_sequences);
     // Those that wait will decode beside this request as well.
     let beside = running + f64::from(inputs.waiting_sequences);
-    let context = (inputs.context_tokens + inputs.waiting_tokens) as f64;
+    let context = inputs.context_tokens.saturating_add(inputs.waiting_tokens) as f64;
     let own_context = f64::from(facts.tokens) + expected / 2.0;
     let tpot = cost::decode_step(worker, beside + 1.0, context + own_context);
     let first_step = cost::decode_step(
@@ -244,12 +244,18 @@ pub(crate) fn decoding(
 /// How long until blocks and a place in the batch are free: resident streams end one by one, spread evenly over the time
 /// that one of them takes.
 fn admission_wait(inputs: &DecodeInputs, stream: f64) -> f64 {
-    let residents = inputs.running_sequences + inputs.waiting_sequences;
+    let residents = inputs
+        .running_sequences
+        .saturating_add(inputs.waiting_sequences);
     let streams = f64::from(residents.max(1));
     let missing_blocks = f64::from(inputs.needed_blocks.saturating_sub(inputs.free_blocks));
     let blocks_each = (f64::from(inputs.used_blocks) / streams).max(1.0);
     let for_blocks = (missing_blocks / blocks_each).ceil();
-    let for_places = f64::from((residents + 1).saturating_sub(inputs.max_sequences));
+    let for_places = f64::from(
+        residents
+            .saturating_add(1)
+            .saturating_sub(inputs.max_sequences),
+    );
     for_blocks.max(for_places).min(streams) * stream / streams
 }
 

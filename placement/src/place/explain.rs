@@ -166,6 +166,7 @@ pub(crate) fn sentence(
         Reason::NoPrefillBudget
         | Reason::NoEligibleWorker
         | Reason::QueueFull
+        | Reason::KvFull
         | Reason::KvCapacity => {
             format!("{kind} on {to} costs {}", ms(chosen.cost))
         }
@@ -218,9 +219,13 @@ fn refusal(choice: &Choice, facts: &Facts, policy: &Policy, filtered: &Filtered)
             "every worker that could take it has {} requests waiting",
             policy.admission.max_queued_per_worker
         ),
+        Reason::KvFull => format!(
+            "every worker that could hold the KV of {} prompt tokens has its blocks in use",
+            facts.tokens
+        ),
         Reason::KvCapacity => format!(
-            "no worker has KV blocks for {} prompt and {} output tokens",
-            facts.tokens, facts.max_output_tokens
+            "no worker has KV blocks for {} prompt tokens and one more, even with nothing else on it",
+            facts.tokens
         ),
         Reason::NoPrefillBudget => format!(
             "no prefill worker can serve this, and {} runs are local for that reason already (onNoPrefill allows {} per worker)",

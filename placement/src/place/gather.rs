@@ -72,6 +72,7 @@ pub(super) fn gather(
         local_workers: 0,
         prefill_pools: !policy.prefill_pools.is_empty(),
         whole: request.whole,
+        too_large: false,
     };
     let gatherer = Gatherer {
         fleet,
@@ -99,16 +100,25 @@ pub(super) fn gather(
         })
         .collect();
     let mut eligible: Vec<(WorkerIndex, Role)> = Vec::with_capacity(fleet.len());
+    let (mut computing, mut generating) = (Hold::default(), Hold::default());
     for worker in 0..fleet.len() {
         let role = roles[fleet.workers.pool[worker] as usize];
         if !role.prefill && !role.decode {
             continue;
+        }
+        let workers = &fleet.workers;
+        if workers.can_prefill[worker] {
+            computing.meet(gatherer.ever_holds(worker, 0));
+        }
+        if workers.can_decode[worker] && (role.decode || policy.pooling == Pooling::Pooled) {
+            generating.meet(gatherer.ever_holds(worker, 1));
         }
         match gatherer.refuses(worker) {
             Some(why) => count(&mut gathered.filtered, why, 1),
             None => eligible.push((worker, role)),
         }
     }
+    gathered.facts.too_large = computing.nobody() || generating.nobody();
     if fleet.routers >= SAMPLE_FROM_ROUTERS {
         let before = eligible.len();
         eligible = gatherer.sample(&eligible, seed);
@@ -122,6 +132,25 @@ pub(super) fn gather(
         gatherer.add(worker, role, &mut gathered);
     }
     gathered
+}
+
+/// Whether the KV of anybody who does one half of the work could hold the request, whatever their state.
+#[derive(Clone, Copy, Default)]
+struct Hold {
+    some: bool,
+    holds: bool,
+}
+
+impl Hold {
+    fn meet(&mut self, holds: bool) {
+        self.some = true;
+        self.holds |= holds;
+    }
+
+    /// Workers are there, and none of them could.
+    fn nobody(self) -> bool {
+        self.some && !self.holds
+    }
 }
 
 pub(super) fn count(filtered: &mut Filtered, why: Filter, by: u64) {
@@ -156,7 +185,8 @@ impl Gatherer<'_> {
         {
             return Some(Filter::Adapter);
         }
-        let waiting = workers.queued_sequences[worker] + workers.own[worker].queued_sequences;
+        let own = &workers.own[worker];
+        let waiting = workers.queued_sequences[worker].saturating_add(own.queued_sequences);
         (waiting >= self.policy.admission.max_queued_per_worker).then_some(Filter::QueueFull)
     }
 
@@ -226,8 +256,8 @@ impl Gatherer<'_> {
                 && workers.hands_over[worker] != Assurance::Verified
             {
                 count(&mut gathered.filtered, Filter::NotVerified, 1);
-            } else if !self.holds_prompt(worker) {
-                count(&mut gathered.filtered, Filter::KvCapacity, 1);
+            } else if let Some(why) = self.lacks_room(worker) {
+                count(&mut gathered.filtered, why, 1);
             } else {
                 let mut side = compute_side.unwrap_or_else(|| self.compute_side(worker, false));
                 side.inputs.pooled = false;
@@ -256,15 +286,25 @@ impl Gatherer<'_> {
         workers.free_blocks[worker].saturating_sub(workers.own[worker].blocks)
     }
 
-    fn holds_prompt(&self, worker: WorkerIndex) -> bool {
-        let block_size = self.fleet.workers.block_size[worker];
-        let cached = self.cached(worker) / block_size;
-        let needed = self
-            .request
-            .tokens
-            .div_ceil(block_size)
-            .saturating_sub(cached);
-        needed <= self.blocks_free(worker)
+    /// Blocks for the prompt and so many tokens more.
+    fn blocks(&self, worker: WorkerIndex, more: u32) -> u32 {
+        let tokens = self.request.tokens.saturating_add(more);
+        tokens.div_ceil(self.fleet.workers.block_size[worker])
+    }
+
+    /// Whether its whole KV holds the prompt and so many tokens more.
+    fn ever_holds(&self, worker: WorkerIndex, more: u32) -> bool {
+        self.blocks(worker, more) <= self.fleet.workers.total_blocks[worker]
+    }
+
+    /// Why it cannot compute the prompt for another worker: it never can, or not now.
+    fn lacks_room(&self, worker: WorkerIndex) -> Option<Filter> {
+        if !self.ever_holds(worker, 0) {
+            return Some(Filter::KvCapacity);
+        }
+        let cached = self.cached(worker) / self.fleet.workers.block_size[worker];
+        let needed = self.blocks(worker, 0).saturating_sub(cached);
+        (needed > self.blocks_free(worker)).then_some(Filter::KvFull)
     }
 
     fn compute_side(&self, worker: WorkerIndex, pooled: bool) -> ComputeSide {
@@ -278,8 +318,8 @@ impl Gatherer<'_> {
             queued_sequences: workers.queued_sequences[worker],
             own_tokens: own.queued_tokens,
             own_sequences: own.queued_sequences,
-            running_sequences: workers.running_sequences[worker] + own.sequences,
-            context_tokens: workers.context_tokens[worker] + own.context_tokens,
+            running_sequences: workers.running_sequences[worker].saturating_add(own.sequences),
+            context_tokens: workers.context_tokens[worker].saturating_add(own.context_tokens),
             step_remaining: finite(workers.step_remaining[worker]),
             report_age: finite(self.now - workers.reported_at[worker]),
             pooled,
@@ -295,25 +335,21 @@ impl Gatherer<'_> {
     fn decode_side(&self, worker: WorkerIndex) -> Result<DecodeSide, Filter> {
         let workers = &self.fleet.workers;
         let own = &workers.own[worker];
-        let block_size = workers.block_size[worker];
-        let cached_tokens = self.cached(worker);
-        let whole = self
-            .request
-            .tokens
-            .saturating_add(self.request.max_output_tokens)
-            .div_ceil(block_size);
-        if whole > workers.total_blocks[worker] {
+        if !self.ever_holds(worker, 1) {
             return Err(Filter::KvCapacity);
         }
+        let cached_tokens = self.cached(worker);
+        // What it will come to. Workers take blocks as a sequence grows, and most end long before their maximum.
+        let whole = self.blocks(worker, self.facts.expected_output_tokens.ceil() as u32);
         let inputs = DecodeInputs {
             class: workers.class[worker],
             cached_tokens,
-            running_sequences: workers.running_sequences[worker] + own.sequences,
-            context_tokens: workers.context_tokens[worker] + own.context_tokens,
+            running_sequences: workers.running_sequences[worker].saturating_add(own.sequences),
+            context_tokens: workers.context_tokens[worker].saturating_add(own.context_tokens),
             waiting_sequences: workers.queued_sequences[worker],
             waiting_tokens: workers.queued_tokens[worker],
             max_sequences: workers.max_sequences[worker],
-            needed_blocks: whole.saturating_sub(cached_tokens / block_size),
+            needed_blocks: whole.saturating_sub(cached_tokens / workers.block_size[worker]),
             free_blocks: self.blocks_free(worker),
             used_blocks: workers.total_blocks[worker].saturating_sub(workers.free_blocks[worker]),
             report_age: finite(self.now - workers.reported_at[worker]),

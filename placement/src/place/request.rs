@@ -48,16 +48,14 @@ pub struct Facts {
     /// It has to stay on one worker.
     #[serde(default)]
     pub whole: bool,
+    /// Of the policy's workers, whatever their state, none could ever hold the prompt's KV.
+    #[serde(default)]
+    pub too_large: bool,
 }
 
 impl Facts {
-    /// A request for one token moves nothing.
+    /// A request for one token moves nothing, where a worker is there that does both halves.
     pub(crate) fn one_token(&self) -> bool {
         self.max_output_tokens <= 1
-    }
-
-    /// No pair is a candidate.
-    pub(crate) fn stays_whole(&self) -> bool {
-        self.one_token() || self.whole
     }
 }

@@ -7,11 +7,15 @@
 
 mod passages;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use super::evaluate::{Rules, combine};
 use super::gather::{ComputeSide, DecodeSide, Gathered, count};
 use super::inputs::{Inputs, LinkInputs};
 use super::{Candidate, Filter, Plan, RECORD_ALL, RECORD_BEST};
 use crate::fleet::{Fleet, Route, WorkerIndex};
+use crate::lease;
 use crate::policy::{Mode, Policy};
 use passages::{Passage, Passages};
 
@@ -52,7 +56,8 @@ pub(super) fn candidates(
             )
         })
         .collect();
-    if gathered.facts.stays_whole() {
+    // Workers that can do one half only answer a request for one token as well, as a pair.
+    if gathered.facts.whole || (gathered.facts.one_token() && !found.is_empty()) {
         return found;
     }
     let preference = fleet.links.preference(&policy.transports);
@@ -64,6 +69,7 @@ pub(super) fn candidates(
         gathered,
         preference,
         passages,
+        late: RefCell::default(),
     };
     let locals = found.len();
     let remote = if locals as u64 + pairs <= RECORD_ALL as u64 {
@@ -85,13 +91,15 @@ pub(super) fn candidates(
     found.extend(remote);
     found[locals..].sort_by_key(|candidate| candidate.plan);
     let evaluated = (found.len() - locals) as u64;
+    let late = search.late.into_inner().len() as u64;
     for (why, by) in filtered {
         count(&mut gathered.filtered, why, by);
     }
+    count(&mut gathered.filtered, Filter::LeaseTooShort, late);
     count(
         &mut gathered.filtered,
         Filter::ProvedWorse,
-        pairs.saturating_sub(evaluated),
+        pairs.saturating_sub(evaluated + late),
     );
     found
 }
@@ -123,6 +131,8 @@ struct Search<'a> {
     gathered: &'a Gathered,
     preference: Vec<u32>,
     passages: Passages,
+    /// Pairs that were met and whose KV would be fetched too late.
+    late: RefCell<BTreeSet<Plan>>,
 }
 
 impl Search<'_> {
@@ -210,6 +220,19 @@ impl Search<'_> {
         if compute.worker == target.worker {
             return None;
         }
+        let plan = Plan::Remote {
+            prefill: compute.worker,
+            decode: target.worker,
+        };
+        // The lease begins when the prompt is computed; by then a part of the wait is over.
+        let computed = compute.cost.queue + compute.cost.prompt.wall;
+        let wait = (target.cost.wait - computed).max(0.0);
+        if self.fleet.workers.lease[compute.worker]
+            .is_some_and(|length| !lease::outlasts(length, wait))
+        {
+            self.late.borrow_mut().insert(plan);
+            return None;
+        }
         let route = self.route(passage, compute.worker, target.worker)?;
         let link = self.link_inputs(&route, compute, target);
         let coefficients = &self.fleet.coefficients.links[route.link as usize].coefficients;
@@ -225,10 +248,6 @@ impl Search<'_> {
             compute: compute.inputs,
             decode: target.inputs,
             link: Some(link),
-        };
-        let plan = Plan::Remote {
-            prefill: compute.worker,
-            decode: target.worker,
         };
         Some(candidate(plan, inputs, evaluated))
     }
@@ -257,12 +276,14 @@ impl Search<'_> {
             .tokens
             .div_ceil(block_size)
             .saturating_sub(there);
-        let bytes_per_block = workers.bytes_per_token[compute.worker] * u64::from(block_size);
+        // A peer's numbers: what does not fit says no more than that it is much.
+        let bytes_per_block =
+            workers.bytes_per_token[compute.worker].saturating_mul(u64::from(block_size));
         LinkInputs {
             level: route.level as u32,
             link: route.link,
             transport: route.transport,
-            missing_bytes: bytes_per_block * u64::from(missing_blocks),
+            missing_bytes: bytes_per_block.saturating_mul(u64::from(missing_blocks)),
             missing_blocks,
             promised_bytes: route.promised_bytes,
             block_size,

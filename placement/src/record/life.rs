@@ -32,6 +32,10 @@ pub struct StateEntry {
 #[serde(rename_all = "camelCase")]
 pub struct Actual {
     pub terms: ActualTerms,
+    /// From the first dispatch to the first token: what the chosen candidate's `mean` estimates. `outcome.ttftMilliseconds` begins
+    /// with the request's arrival, and has its upload, the line and the search in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_token_milliseconds: Option<f64>,
     /// KV moved.
     pub bytes: u64,
     pub transport: Option<String>,

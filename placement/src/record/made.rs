@@ -63,6 +63,7 @@ impl DecisionRecord {
                 local_workers: facts.local_workers,
                 prefill_pools: facts.prefill_pools,
                 whole: facts.whole,
+                too_large: facts.too_large,
                 credit: head.credit,
                 unsplittable: head.unsplittable,
             },
@@ -102,6 +103,7 @@ impl DecisionRecord {
             local_workers: self.input.local_workers,
             prefill_pools: self.input.prefill_pools,
             whole: self.input.whole,
+            too_large: self.input.too_large,
         }
     }
 }

@@ -51,9 +51,9 @@ proptest! {
             }
         }
         // Up to 64 candidates are all there; of more, the rest is counted.
-        let whole = locals.len() + remotes.len();
+        let whole = locals.len() + remotes.len() + reference.late_pairs();
         if whole <= RECORD_ALL {
-            prop_assert_eq!(decision.candidates.len(), whole);
+            prop_assert_eq!(decision.candidates.len(), locals.len() + remotes.len());
         } else {
             prop_assert!(decision.candidates.len() <= RECORD_ALL);
             all_are_accounted_for(&decision, whole)?;
@@ -83,7 +83,12 @@ proptest! {
 /// A plan that is not recorded is counted.
 fn all_are_accounted_for(decision: &Decision, whole: usize) -> Result<(), TestCaseError> {
     let counted = |why: Filter| decision.filtered.get(&why).copied().unwrap_or(0);
-    let beside = counted(Filter::ProvedWorse) + counted(Filter::NotRecorded);
+    let beside = [
+        Filter::ProvedWorse,
+        Filter::NotRecorded,
+        Filter::LeaseTooShort,
+    ];
+    let beside: u64 = beside.into_iter().map(counted).sum();
     prop_assert_eq!(decision.candidates.len() as u64 + beside, whole as u64);
     Ok(())
 }

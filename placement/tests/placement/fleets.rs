@@ -58,6 +58,7 @@ pub(crate) fn entry(id: &str, pool: &str, slot: u32) -> WorkerEntry {
         can_prefill: true,
         can_decode: true,
         hands_over: Assurance::Verified,
+        lease: None,
         kv_identity: "kv".into(),
         compatibility: "one".into(),
         adapters: vec![],
@@ -135,6 +136,7 @@ fn random_entry(rng: &mut Rng, index: usize, pool: &str) -> WorkerEntry {
     let running = rng.below(6) as u32 * rng.below(2) as u32;
     let queued = rng.below(4) as u32 * rng.below(2) as u32;
     let rack = rng.below(2);
+    let total_blocks = pick(rng, &[1_000, 1_000, 1_000, 200]);
     WorkerEntry {
         slot: index as u32,
         state: pick(
@@ -177,7 +179,7 @@ fn random_entry(rng: &mut Rng, index: usize, pool: &str) -> WorkerEntry {
             running_sequences: running,
             context_tokens: u64::from(running) * rng.below(4_000) as u64,
             step_remaining: 30.0 * rng.unit(),
-            free_blocks: 400 + rng.below(600) as u32,
+            free_blocks: (400 + rng.below(600) as u32).min(total_blocks),
         },
         own: OwnDispatches {
             queued_tokens: rng.below(2) as u64 * rng.below(900) as u64,
@@ -186,10 +188,12 @@ fn random_entry(rng: &mut Rng, index: usize, pool: &str) -> WorkerEntry {
             context_tokens: rng.below(500) as u64,
             blocks: rng.below(20) as u32,
         },
+        lease: pick(rng, &[None, None, Some(600.0)]),
         indexed_at: 1_000.0
             - rng.below(2) as f64 * 300.0
             - rng.below(6).saturating_sub(4) as f64 * 20_000.0,
-        max_sequences: 8 + rng.below(20) as u32,
+        total_blocks,
+        max_sequences: 3 + rng.below(20) as u32,
         ..entry(&format!("{pool}-{index}"), pool, index as u32)
     }
 }

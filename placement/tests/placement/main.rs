@@ -13,3 +13,4 @@ mod modes;
 mod quickstart;
 mod reference;
 mod replay;
+mod room;

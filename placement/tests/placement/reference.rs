@@ -189,9 +189,8 @@ impl<'a> Reference<'a> {
     }
 
     fn decodes(&self, worker: &WorkerEntry) -> bool {
-        let whole =
-            (self.request.tokens + self.request.max_output_tokens).div_ceil(worker.block_size);
-        self.takes(worker) && worker.can_decode && whole <= worker.total_blocks
+        let least = (self.request.tokens + 1).div_ceil(worker.block_size);
+        self.takes(worker) && worker.can_decode && least <= worker.total_blocks
     }
 
     /// (link position, promised bytes, level); none where the pair is not allowed. `far` ignores the farthest level.
@@ -208,8 +207,9 @@ impl<'a> Reference<'a> {
             return None;
         }
         let cached_blocks = (self.cached(p) / f64::from(p.block_size)).floor() as u32;
-        let needed = self.request.tokens.div_ceil(p.block_size) - cached_blocks;
-        if needed > p.load.free_blocks.saturating_sub(p.own.blocks) {
+        let blocks = self.request.tokens.div_ceil(p.block_size);
+        let needed = blocks - cached_blocks;
+        if blocks > p.total_blocks || needed > p.load.free_blocks.saturating_sub(p.own.blocks) {
             return None;
         }
         let level = self.level(p, d);
@@ -279,17 +279,54 @@ impl<'a> Reference<'a> {
         None
     }
 
-    fn cost(&self, compute: usize, decode: usize, route: Option<(usize, f64, usize)>) -> f64 {
-        let (p, d) = (&self.world.entries[compute], &self.world.entries[decode]);
-        let w = &self.weights;
-        let objective = &self.policy.objective;
+    /// Until blocks for the prompt and what it is expected to come to, and a place, are free.
+    fn kv_wait(&self, d: &WorkerEntry) -> f64 {
+        let c = self.class(d);
+        let beside =
+            f64::from(d.load.running_sequences + d.own.sequences + d.load.queued_sequences);
+        let s_d = (d.load.context_tokens + d.own.context_tokens + d.load.queued_tokens) as f64;
+        let context = f64::from(self.request.tokens) + self.osl / 2.0;
+        let tpot = c.d0 + c.d1 * (beside + 1.0) + c.d2 * (s_d + context);
+        let block = f64::from(d.block_size);
+        let whole = ((f64::from(self.request.tokens) + self.osl.ceil()) / block).ceil();
+        let missing_blocks = whole
+            - (self.cached(d) / block).floor()
+            - f64::from(d.load.free_blocks.saturating_sub(d.own.blocks));
+        let streams = beside.max(1.0);
+        let each = (f64::from(d.total_blocks - d.load.free_blocks) / streams).max(1.0);
+        let wait_for = (missing_blocks.max(0.0) / each)
+            .ceil()
+            .max(beside + 1.0 - f64::from(d.max_sequences));
+        wait_for.min(streams).max(0.0) * self.osl * tpot / streams
+    }
+
+    /// Until the prompt is computed.
+    fn computed(&self, p: &WorkerEntry) -> (f64, f64) {
         let reported =
             self.backlog(p, p.load.queued_tokens, p.load.queued_sequences) + p.load.step_remaining;
         let q = (reported - (NOW - p.load.at)).max(0.0)
             + self.backlog(p, p.own.queued_tokens, p.own.queued_sequences);
+        let cached = self.cached(p);
+        let n = (f64::from(self.request.tokens) - cached).max(1.0);
+        (q, self.walk(p, n, cached).0)
+    }
+
+    /// The lease would end, but for its last sixth, before the KV is fetched.
+    fn late(&self, source: usize, target: usize) -> bool {
+        let (p, d) = (&self.world.entries[source], &self.world.entries[target]);
+        let (q, wall) = self.computed(p);
+        let wait = (self.kv_wait(d) - q - wall).max(0.0);
+        p.lease.is_some_and(|lease| wait >= lease * 5.0 / 6.0)
+    }
+
+    fn cost(&self, compute: usize, decode: usize, route: Option<(usize, f64, usize)>) -> f64 {
+        let (p, d) = (&self.world.entries[compute], &self.world.entries[decode]);
+        let w = &self.weights;
+        let objective = &self.policy.objective;
+        let (q, wall) = self.computed(p);
         let cached_p = self.cached(p);
         let n = (f64::from(self.request.tokens) - cached_p).max(1.0);
-        let (wall, extra, first, last) = self.walk(p, n, cached_p);
+        let (_, extra, first, last) = self.walk(p, n, cached_p);
         let b = f64::from(p.load.running_sequences + p.own.sequences);
         let m = if b > 0.0 { extra } else { wall };
 
@@ -304,18 +341,7 @@ impl<'a> Reference<'a> {
         let first_step = c.d0 + c.d1 * (b_d + 1.0) + c.d2 * (s_d + f64::from(self.request.tokens));
         let residents = beside * self.osl * (c.d1 + c.d2 * context);
         let cached_d = self.cached(d);
-        let block = f64::from(d.block_size);
-        let whole =
-            (f64::from(self.request.tokens + self.request.max_output_tokens) / block).ceil();
-        let missing_blocks = whole
-            - (cached_d / block).floor()
-            - f64::from(d.load.free_blocks.saturating_sub(d.own.blocks));
-        let streams = beside.max(1.0);
-        let each = (f64::from(d.total_blocks - d.load.free_blocks) / streams).max(1.0);
-        let wait_for = (missing_blocks.max(0.0) / each)
-            .ceil()
-            .max(beside + 1.0 - f64::from(d.max_sequences));
-        let kv_wait = wait_for.min(streams).max(0.0) * self.osl * tpot / streams;
+        let kv_wait = self.kv_wait(d);
 
         let (mut x, mut sync, mut penalty, mut step) = (0.0, 0.0, 0.0, 0.0);
         if let Some((link, promised, level)) = route {
@@ -389,7 +415,18 @@ impl<'a> Reference<'a> {
 
     /// Every remote plan.
     pub(crate) fn remotes(&self) -> Vec<Costed> {
-        if self.request.max_output_tokens <= 1 {
+        let mut pairs = self.ways();
+        pairs.retain(|pair| !self.late(pair.prefill.unwrap(), pair.decode));
+        pairs
+    }
+
+    /// Pairs that are no plans because the KV would be fetched too late.
+    pub(crate) fn late_pairs(&self) -> usize {
+        self.ways().len() - self.remotes().len()
+    }
+
+    fn ways(&self) -> Vec<Costed> {
+        if self.request.max_output_tokens <= 1 && !self.locals().is_empty() {
             return vec![];
         }
         let within = self.pairs(false);

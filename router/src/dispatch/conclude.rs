@@ -147,6 +147,7 @@ impl Drive {
             .get_or_create(&labels)
             .observe(duration.as_secs_f64());
         match ending {
+            Ending::Answered(_) if !self.has_counted_output() => {}
             Ending::Finished(_) | Ending::Answered(_) | Ending::Stopped(_) => {
                 let policy = &handle.policy;
                 self.shared.learning.output(policy, outcome.output_tokens);
@@ -159,6 +160,15 @@ impl Drive {
             }
             Ending::Failed(_) | Ending::ClientGone => {}
         }
+    }
+
+    /// Whether it is known how many tokens an engine has generated: by its own count, or by the pieces of a stream that has one for
+    /// each. What generates nothing (`/tokenize`) says nothing of how long answers are.
+    fn has_counted_output(&self) -> bool {
+        let forward = self.request.forward.as_deref();
+        let by_piece =
+            forward.is_some_and(|forward| forward.stream) && !self.has_events_of_its_own();
+        self.progress.is_counted() || (by_piece && self.progress.sent_tokens() > 0)
     }
 
     fn keep_record(self, outcome: RunOutcome) {

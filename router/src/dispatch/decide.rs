@@ -23,6 +23,8 @@ pub struct Spent {
     pub replans: u32,
     pub resumes: u32,
     pub back_offs: u32,
+    /// The soonest that a worker which refused since the last wait expects to have room.
+    pub room_in: Option<Duration>,
     /// A local recompute was tried.
     pub recomputes: u32,
     /// When the run first found no worker, in its present search.
@@ -34,6 +36,7 @@ impl Spent {
     pub fn search_ended(&mut self) {
         self.searching_since = None;
         self.back_offs = 0;
+        self.room_in = None;
     }
 }
 
@@ -135,6 +138,8 @@ fn replan_or_recompute(spent: &mut Spent, allowed: Allowed) -> Next {
     }
 }
 
+/// A refusal is not waited for: another worker may take the run at once. When nobody is left the wait is as long as the soonest of
+/// those that refused has said, and ever longer where they say it again and again.
 fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment) -> Next {
     let since = *spent.searching_since.get_or_insert(now);
     let patience = if allowed.any_worker {
@@ -143,15 +148,23 @@ fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment)
         allowed.patience.min(GONE_PATIENCE)
     };
     let doubled = BACK_OFF.saturating_mul(1 << spent.back_offs.min(8));
-    let wait = failure
-        .retry_after
-        .unwrap_or(doubled)
-        .clamp(BACK_OFF, LONGEST_BACK_OFF);
-    let until = now.plus(wait);
+    let room_in = [spent.room_in, failure.retry_after];
+    let room_in = room_in.into_iter().flatten().min();
+    let wait = room_in
+        .unwrap_or_default()
+        .max(doubled)
+        .min(LONGEST_BACK_OFF);
+    let refused = failure.worker.is_some();
+    let until = if refused { now } else { now.plus(wait) };
     if until >= since.plus(patience) || until >= allowed.deadline {
         return Next::GiveUp;
     }
-    spent.back_offs += 1;
+    if refused {
+        spent.room_in = room_in;
+    } else {
+        spent.room_in = None;
+        spent.back_offs += 1;
+    }
     Next::BackOff(wait)
 }
 
@@ -301,6 +314,36 @@ mod tests {
             assert!(now.0 < patience * 1_000_000, "{now:?}");
             assert!(tries > 5);
         }
+    }
+
+    #[test]
+    fn a_search_waits_as_long_as_those_that_refused_have_said() {
+        let mut spent = Spent::default();
+        let mut wait = |failure: &Failure| match decide(failure, &mut spent, allowed(), Moment(0)) {
+            Next::BackOff(wait) => wait.as_millis(),
+            next => panic!("{next:?}"),
+        };
+        let mut refused = failure(FailureClass::NoWorker).at(&"w".into());
+        let nobody = failure(FailureClass::NoWorker);
+        for milliseconds in [400, 70, 900] {
+            refused.retry_after = Some(Duration::from_millis(milliseconds));
+            wait(&refused);
+        }
+        assert_eq!(wait(&nobody), 70, "the soonest of them");
+        assert_eq!(wait(&nobody), 50, "nobody has said anything since");
+        refused.retry_after = Some(Duration::from_millis(30));
+        wait(&refused);
+        assert_eq!(wait(&nobody), 100, "said in vain, it is waited longer");
+        refused.retry_after = Some(Duration::from_secs(60));
+        wait(&refused);
+        assert_eq!(wait(&nobody), LONGEST_BACK_OFF.as_millis());
+        // It is asked of others all the same, however long this one's line is.
+        let hasty = Allowed {
+            patience: Duration::from_millis(50),
+            ..allowed()
+        };
+        let next = decide(&refused, &mut Spent::default(), hasty, Moment(0));
+        assert!(matches!(next, Next::BackOff(_)), "{next:?}");
     }
 
     #[test]

@@ -125,12 +125,10 @@ pub(super) async fn run(shared: Arc<Shared>, request: RunRequest, sink: RunSink,
     let labels = ModelLabels {
         model: request.policy.model.clone(),
     };
-    let metrics = shared.metrics.clone();
-    metrics.inflight.get_or_create(&labels).inc();
+    let _counted = shared.metrics.in_flight(&labels);
     Box::pin(Drive::new(shared, request, sink, run).until_end())
         .instrument(span)
         .await;
-    metrics.inflight.get_or_create(&labels).dec();
 }
 
 impl Drive {
@@ -312,10 +310,8 @@ impl Drive {
         let result = match decision.outcome {
             Outcome::Run(plan) => self.prepare(plan, &placed),
             Outcome::Wait { .. } => Err(NoPlan::Wait),
-            Outcome::Reject {
-                retry_after_seconds,
-            } => {
-                let failure = no_plan(&placed, &self.request.policy, retry_after_seconds);
+            Outcome::Reject { .. } => {
+                let failure = no_plan(&placed, &self.request.policy);
                 Err(if is_final(decision.reason) {
                     NoPlan::Final(failure)
                 } else {

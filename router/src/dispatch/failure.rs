@@ -18,6 +18,7 @@ pub struct Failure {
     pub message: String,
     /// The worker that is at fault, if one is: the next plan avoids it.
     pub worker: Option<WorkerId>,
+    /// How soon its worker expects to have room.
     pub retry_after: Option<Duration>,
     /// What an engine said to the client's request: its client gets it as it is, where the run ends by this.
     pub engine: Option<Box<EngineRefusal>>,

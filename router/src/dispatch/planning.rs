@@ -110,7 +110,7 @@ pub(super) fn place_run(
 }
 
 /// What a run that got no plan fails with.
-pub(super) fn no_plan(placed: &Placed, handle: &PolicyHandle, retry_after_seconds: u32) -> Failure {
+pub(super) fn no_plan(placed: &Placed, handle: &PolicyHandle) -> Failure {
     let (up, known) = workers_up(&placed.view, handle);
     let message = if up == 0 {
         match known {
@@ -121,13 +121,12 @@ pub(super) fn no_plan(placed: &Placed, handle: &PolicyHandle, retry_after_second
         placed.decision.explanation.clone()
     };
     let class = match placed.decision.reason {
-        // Larger than the KV of any worker: no other moment makes it smaller.
+        // Larger than the KV of any worker, whatever its state: no other moment makes it smaller.
         Reason::KvCapacity => FailureClass::BadRequest,
         _ => FailureClass::NoWorker,
     };
-    let mut failure = Failure::new(class, message);
-    failure.retry_after = Some(std::time::Duration::from_secs(retry_after_seconds.into()));
-    failure
+    // What the policy tells clients to wait is nothing to this router, which looks again by itself.
+    Failure::new(class, message)
 }
 
 /// The policy refuses for good what another moment would not change.

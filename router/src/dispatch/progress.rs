@@ -107,6 +107,10 @@ pub struct Progress {
     ended: Option<wire::FinishReason>,
     /// Tokens of an answer that was passed on unread: its pieces, until the engine gives their number.
     passed_on: u32,
+    /// The engine has given the number of tokens that it generated.
+    counted: bool,
+    /// When the first attempt began.
+    dispatched: Option<Moment>,
     first_token: Option<Moment>,
     last_token: Option<Moment>,
     cached_tokens: Option<u32>,
@@ -126,6 +130,8 @@ impl Progress {
             sent: Vec::new(),
             ended: None,
             passed_on: 0,
+            counted: false,
+            dispatched: None,
             first_token: None,
             last_token: None,
             cached_tokens: None,
@@ -140,6 +146,7 @@ impl Progress {
     /// Begins an attempt; what the one before has measured is forgotten.
     pub fn begin(&mut self, plan: Plan, now: Moment, detail: StateDetail) -> u32 {
         self.actual = Actual::default();
+        self.dispatched.get_or_insert(now);
         // Every transport that Baton has verifies each block; KV that never moved was made where it is used.
         self.assurance = Assurance::Verified;
         match self.lifecycle.begin_attempt(plan, now.0, detail) {
@@ -239,9 +246,15 @@ impl Progress {
     pub fn counted(&mut self, counts: Counts) {
         self.prompt_tokens = counts.prompt;
         self.passed_on = counts.output;
+        self.counted = counts.output > 0;
         if let Some(cached) = counts.cached {
             self.cached_tokens = Some(cached);
         }
+    }
+
+    /// Whether the engine has counted tokens that it generated.
+    pub fn is_counted(&self) -> bool {
+        self.counted
     }
 
     /// Anything of an answer has gone to the client.
@@ -288,6 +301,11 @@ impl Progress {
             .map(|first| first.milliseconds_since(self.accepted))
     }
 
+    /// Milliseconds from the first dispatch to the first token.
+    pub fn dispatched_to_first_token(&self) -> Option<f64> {
+        Some(self.first_token?.milliseconds_since(self.dispatched?))
+    }
+
     /// Mean milliseconds between tokens, from the second on.
     pub fn tpot_milliseconds(&self) -> Option<f64> {
         let (first, last) = (self.first_token?, self.last_token?);
@@ -321,7 +339,7 @@ mod tests {
     #[test]
     fn a_token_is_sent_once_and_in_order() {
         let mut progress = Progress::new(10, Moment(0));
-        progress.begin(Plan::Local, Moment(1), StateDetail::default());
+        progress.begin(Plan::Local, Moment(500), StateDetail::default());
         assert!(
             progress
                 .take_token(&token(7, 10), &party(), Moment(2_000))
@@ -340,6 +358,7 @@ mod tests {
                 .is_ok()
         );
         assert_eq!(progress.ttft_milliseconds(), Some(2.0));
+        assert_eq!(progress.dispatched_to_first_token(), Some(1.5));
         assert_eq!(progress.tpot_milliseconds(), Some(3.0));
     }
 

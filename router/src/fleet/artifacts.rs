@@ -1,6 +1,6 @@
 //! Tokenizers and chat templates, fetched from workers by digest and kept by digest: in memory, and on disk for the next start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +55,13 @@ impl Artifacts {
 
     pub fn has(&self, digest: &str) -> bool {
         self.loaded.read().contains_key(digest)
+    }
+
+    /// Forgets those of which nobody is left who names them; the disk has them still.
+    pub fn keep(&self, named: &HashSet<&str>) {
+        self.loaded
+            .write()
+            .retain(|digest, _| named.contains(digest.as_str()));
     }
 
     /// Makes an artifact available: from memory, from disk, or from the worker. What does not match its digest is never used.
@@ -135,6 +142,17 @@ fn to_disk(folder: &Path, digest: &str, bytes: &[u8]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nobody_names_any_more_is_forgotten() {
+        let artifacts = Artifacts::new(PathBuf::new());
+        for digest in ["old", "new"] {
+            let bytes = Bytes::from_static(b"tokenizer");
+            artifacts.loaded.write().insert(digest.to_owned(), bytes);
+        }
+        artifacts.keep(&["new"].into());
+        assert!(artifacts.has("new") && !artifacts.has("old"));
+    }
 
     #[test]
     fn what_does_not_match_its_name_is_not_read_from_disk() {

@@ -26,6 +26,14 @@ struct Entry {
 pub struct OwnLedger {
     next: u64,
     entries: HashMap<Ticket, Entry>,
+    /// What each worker was sent: asked for all workers at each change of any.
+    workers: HashMap<WorkerId, Sent>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sent {
+    tickets: Vec<Ticket>,
+    sum: OwnDispatches,
 }
 
 impl OwnLedger {
@@ -44,6 +52,9 @@ impl OwnLedger {
             counted_from: None,
         };
         self.entries.insert(ticket, entry);
+        let sent = self.workers.entry(worker.clone()).or_default();
+        sent.tickets.push(ticket);
+        sent.sum = added(sent.sum, dispatch);
         ticket
     }
 
@@ -56,35 +67,53 @@ impl OwnLedger {
 
     /// Over, whether it was counted or not.
     pub fn ended(&mut self, ticket: Ticket) {
-        self.entries.remove(&ticket);
+        if let Some(entry) = self.entries.remove(&ticket) {
+            self.keep(&entry.worker, |_| true);
+        }
     }
 
     /// A report came: what it counts is dropped, and so is what was sent to an earlier incarnation.
     pub fn reported(&mut self, worker: &WorkerId, incarnation: Incarnation, load_sequence: u64) {
-        self.entries.retain(|_, entry| {
-            entry.worker != *worker
-                || (entry.incarnation == incarnation
-                    && entry
-                        .counted_from
-                        .is_none_or(|counted| counted > load_sequence))
+        self.keep(worker, |entry| {
+            entry.incarnation == incarnation
+                && entry
+                    .counted_from
+                    .is_none_or(|counted| counted > load_sequence)
         });
+    }
+
+    /// Keeps those of a worker's entries that are there and that `stays` holds for. Sums are made anew, so that one which has hit
+    /// its bound comes back from it.
+    fn keep(&mut self, worker: &WorkerId, stays: impl Fn(&Entry) -> bool) {
+        let Some(sent) = self.workers.get_mut(worker) else {
+            return;
+        };
+        let entries = &mut self.entries;
+        let mut sum = OwnDispatches::default();
+        sent.tickets.retain(|ticket| {
+            let Some(entry) = entries.get(ticket) else {
+                return false;
+            };
+            let stays = stays(entry);
+            if stays {
+                sum = added(sum, entry.dispatch);
+            } else {
+                entries.remove(ticket);
+            }
+            stays
+        });
+        sent.sum = sum;
+        if sent.tickets.is_empty() {
+            self.workers.remove(worker);
+        }
     }
 
     /// What is to be added to the worker's last report.
     pub fn sum(&self, worker: &WorkerId) -> OwnDispatches {
-        let mut sum = OwnDispatches::default();
-        for entry in self
-            .entries
-            .values()
-            .filter(|entry| entry.worker == *worker)
-        {
-            sum.queued_tokens += entry.dispatch.queued_tokens;
-            sum.queued_sequences += entry.dispatch.queued_sequences;
-            sum.sequences += entry.dispatch.sequences;
-            sum.context_tokens += entry.dispatch.context_tokens;
-            sum.blocks += entry.dispatch.blocks;
-        }
-        sum
+        self.workers
+            .get(worker)
+            .map(|sent| sent.sum)
+            .unwrap_or_default()
     }
 
     pub fn len(&self) -> usize {
@@ -93,6 +122,16 @@ impl OwnLedger {
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+}
+
+fn added(sum: OwnDispatches, more: OwnDispatches) -> OwnDispatches {
+    OwnDispatches {
+        queued_tokens: sum.queued_tokens.saturating_add(more.queued_tokens),
+        queued_sequences: sum.queued_sequences.saturating_add(more.queued_sequences),
+        sequences: sum.sequences.saturating_add(more.sequences),
+        context_tokens: sum.context_tokens.saturating_add(more.context_tokens),
+        blocks: sum.blocks.saturating_add(more.blocks),
     }
 }
 
@@ -139,6 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn a_sum_at_its_bound_comes_back_from_it() {
+        let mut ledger = OwnLedger::default();
+        let worker = WorkerId::from("d");
+        let blocks = |blocks| OwnDispatches {
+            blocks,
+            ..OwnDispatches::default()
+        };
+        let ticket = ledger.dispatch(&worker, FIRST, blocks(u32::MAX));
+        ledger.dispatch(&worker, FIRST, blocks(3));
+        assert_eq!(ledger.sum(&worker).blocks, u32::MAX);
+        ledger.ended(ticket);
+        assert_eq!(ledger.sum(&worker).blocks, 3);
+    }
+
+    #[test]
     fn workers_are_kept_apart_and_the_end_removes() {
         let mut ledger = OwnLedger::default();
         let (first, second) = (WorkerId::from("a"), WorkerId::from("b"));
@@ -147,5 +201,7 @@ mod tests {
         ledger.ended(ticket);
         assert_eq!(ledger.sum(&first), OwnDispatches::default());
         assert_eq!(ledger.sum(&second).queued_tokens, 2);
+        ledger.reported(&second, Incarnation(2), 0);
+        assert!(ledger.is_empty() && ledger.workers.is_empty());
     }
 }

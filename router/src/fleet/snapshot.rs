@@ -1,6 +1,6 @@
 //! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use baton_placement::calibration::shared;
@@ -193,14 +193,21 @@ pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
     for (prefill, decode) in parts.pairs.compatible() {
         builder.compatible(prefill, decode);
     }
-    let position = |name: &LinkName| {
-        set.links
-            .iter()
-            .position(|link| link.name == *name)
-            .and_then(|position| u32::try_from(position).ok())
-    };
+    let positions: HashMap<&LinkName, u32> =
+        set.links.iter().map(|link| &link.name).zip(0..).collect();
+    let position = |name: &LinkName| positions.get(name).copied();
+    // What was learnt of places where nobody is any more stays out, as do paths over other levels than today's: they would only
+    // keep the search from taking its short way.
+    let places = places(
+        parts.workers.iter().map(|(tracked, _, _)| *tracked),
+        parts.levels,
+    );
+    let is_there = |path: &DomainPath| places.contains(&domain_key(path));
     for link in &parts.learnt.links {
         let name = link_name(&link.source, &link.target, &link.transport);
+        if !(places.contains(&name.source) && places.contains(&name.target)) {
+            continue;
+        }
         if let Some(position) = position(&name) {
             builder.link(&link.source, &link.target, &link.transport, position);
         }
@@ -220,10 +227,22 @@ pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
             }
         }
     }
-    for promise in parts.promises {
+    let promises = parts.promises.iter();
+    for promise in promises.filter(|promise| is_there(&promise.source) && is_there(&promise.target))
+    {
         builder.promise(&promise.source, &promise.target, promise.bytes);
     }
     builder.build()
+}
+
+/// The domain paths of these workers, as keys.
+pub fn places<'a>(
+    workers: impl Iterator<Item = &'a Tracked>,
+    levels: &[String],
+) -> HashSet<String> {
+    workers
+        .map(|tracked| domain_key(&topology::path(tracked.topology(), levels)))
+        .collect()
 }
 
 /// Who vouches for KV that this worker hands over.
@@ -265,6 +284,12 @@ fn entry(
         can_prefill: card.can(Role::Prefill),
         can_decode: card.can(Role::Decode),
         hands_over: assurance(card),
+        lease: match &card.dispatch {
+            Dispatch::Grpc => None,
+            Dispatch::OpenAiHttp { split, .. } => {
+                split.lease_milliseconds().map(|lease| lease as f64)
+            }
+        },
         kv_identity: card.kv_identity.clone(),
         compatibility: tracked.class.clone(),
         adapters: card
@@ -291,7 +316,7 @@ fn entry(
             running_sequences: load.running_sequences.min(MOST_SEQUENCES),
             context_tokens: load.context_tokens.min(MOST_TOKENS),
             step_remaining: load.step_remaining_milliseconds,
-            free_blocks: counts.free + counts.cached,
+            free_blocks: counts.free.saturating_add(counts.cached),
         },
         own,
         indexed_at: tracked.indexed_at.milliseconds(),
@@ -301,3 +326,6 @@ fn entry(
         max_sequences: card.capacity.max_sequences,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,8 +98,6 @@ impl Workers {
             // Somebody else made it while this one waited for the lock.
             return current.clone();
         }
-        // Under the lock too, so that an older reading never replaces a newer one.
-        let learnt = self.learning.learnt(now);
         inner.version += 1;
         let known: Vec<(&Tracked, &Arc<Card>)> = inner
             .tracked
@@ -111,13 +109,21 @@ impl Workers {
             .map(|(tracked, card)| (*tracked, card.as_ref()))
             .collect();
         let levels = topology::levels(cards.iter().map(|(tracked, _)| tracked.topology()));
+        let due = now >= inner.coefficients_made.plus(NEW_COEFFICIENTS_EVERY);
+        if due {
+            let known = cards.iter().map(|(tracked, _)| *tracked);
+            self.learning
+                .workers_at(&snapshot::places(known, &levels), now);
+        }
+        // Under the lock too, so that an older reading never replaces a newer one.
+        let learnt = self.learning.learnt(now);
         let links = learnt
             .links
             .iter()
             .filter(|link| link.coefficients.is_some());
         let names = (cards.len(), links.count());
         let renamed = std::mem::take(&mut inner.renamed) || names != inner.named;
-        if renamed || now >= inner.coefficients_made.plus(NEW_COEFFICIENTS_EVERY) {
+        if renamed || due {
             let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
             if set != *inner.coefficients {
                 inner.digest = set.digest();

@@ -63,6 +63,7 @@ pub fn record(material: Material) -> DecisionRecord {
             synchronization: actual.synchronization,
             admission: actual.admission,
         },
+        first_token_milliseconds: progress.dispatched_to_first_token(),
         bytes: actual.bytes,
         transport: actual.transport.clone(),
         planned_transport: actual.planned_transport.clone(),

@@ -13,6 +13,7 @@ mod keeping;
 #[path = "../faults/obedient.rs"]
 mod obedient;
 mod pull;
+mod room;
 #[allow(dead_code)]
 #[path = "../faults/router.rs"]
 mod router;

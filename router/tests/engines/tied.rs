@@ -8,12 +8,13 @@ use crate::engine::Engine;
 use crate::front::{Served, end};
 use crate::{policy, samples};
 
-const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1}"#;
-const STREAM: &str =
+pub(crate) const BODY: &str =
+    r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1}"#;
+pub(crate) const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
 /// Engines that can do their own half only, as servers of SGLang in either mode.
-async fn halves(policy: &Policy) -> (Served, Engine, Engine) {
+pub(crate) async fn halves(policy: &Policy) -> (Served, Engine, Engine) {
     let split = Split::Bootstrap {
         host: "10.0.0.7".into(),
         port: 8998,

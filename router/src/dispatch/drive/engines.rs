@@ -19,6 +19,7 @@ use tracing::info;
 
 use super::prepare::Prepared;
 use super::{AttemptEnding, Drive, Ending, overdue};
+use crate::clock::Moment;
 use crate::dispatch::attempt::{Limits, Task};
 use crate::dispatch::decide::Next;
 use crate::dispatch::failure::Failure;
@@ -37,8 +38,8 @@ use crate::trace::Leg;
 pub(super) struct Called {
     pub(super) decode: Engine,
     pub(super) prefill: Option<Engine>,
-    /// How long the worker that generates is expected to let a new request wait.
-    pub(super) wait: Duration,
+    /// When the worker that generates is expected to have room for a new request.
+    pub(super) room_at: Moment,
 }
 
 /// An attempt under way.

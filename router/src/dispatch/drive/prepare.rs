@@ -14,6 +14,7 @@ use tonic::transport::Channel;
 
 use super::engines::Called;
 use super::{Drive, NoPlan};
+use crate::clock::Moment;
 use crate::dispatch::attempt::{Attempt, Limits, Task};
 use crate::dispatch::failure::Failure;
 use crate::dispatch::held::Held;
@@ -151,7 +152,7 @@ impl Drive {
                 transports.push(transport.clone());
             }
         }
-        let called = called(candidate, decode, prefill).map_err(NoPlan::Final)?;
+        let called = called(candidate, decode, prefill, now).map_err(NoPlan::Final)?;
         let reached = |member: &Member, party: &Party| Reached {
             client: member.client.clone(),
             operation: party.operation.clone(),
@@ -222,6 +223,7 @@ fn called(
     candidate: &Candidate,
     decode: &Member,
     prefill: Option<&Member>,
+    now: Moment,
 ) -> Result<Option<Called>, Failure> {
     let of = |member: &Member| {
         Engine::of(&member.card).map_err(|why| Failure::new(FailureClass::Incompatible, why))
@@ -229,10 +231,11 @@ fn called(
     let Some(decode) = of(decode)? else {
         return Ok(None);
     };
+    let wait = Duration::try_from_secs_f64(candidate.terms.admission / 1_000.0);
     Ok(Some(Called {
         decode,
         prefill: prefill.map(of).transpose()?.flatten(),
-        wait: Duration::try_from_secs_f64(candidate.terms.admission / 1_000.0).unwrap_or_default(),
+        room_at: now.plus(wait.unwrap_or_default()),
     }))
 }
 

@@ -8,6 +8,17 @@ use serde_json::value::RawValue;
 
 /// The last event of a stream.
 const DONE: &str = "[DONE]";
+/// Events of other protocols that hold nothing of the answer yet.
+const OPENING: [&str; 8] = [
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "message_start",
+    "content_block_start",
+    "ping",
+];
 /// Bytes of an engine's words that a message repeats.
 const LONGEST_WORDS: usize = 300;
 
@@ -123,8 +134,9 @@ pub fn event(event: &Event) -> Said {
     if event.name == "error" && said.error.is_none() {
         said.error = Some(shortened(&event.data));
     }
-    // Other protocols name their events; which hold text is theirs to know.
-    said.content |= event.name != MESSAGE && said.error.is_none();
+    // Other protocols name their events; which hold text is theirs to know, but for those that open an answer.
+    let named = event.name != MESSAGE && !OPENING.contains(&event.name.as_str());
+    said.content |= named && said.error.is_none();
     said
 }
 
@@ -198,6 +210,22 @@ mod tests {
             r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#,
         ] {
             assert!(data(content).content, "{content}");
+        }
+    }
+
+    #[test]
+    fn what_opens_an_answer_of_another_protocol_is_no_content() {
+        let named = |name: &str| {
+            event(&Event {
+                name: name.to_owned(),
+                data: "{}".to_owned(),
+            })
+        };
+        for name in ["response.created", "message_start", "ping"] {
+            assert!(!named(name).content, "{name}");
+        }
+        for name in ["response.output_text.delta", "content_block_delta"] {
+            assert!(named(name).content, "{name}");
         }
     }
 

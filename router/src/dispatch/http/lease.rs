@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use baton_placement::lease;
+
 use crate::clock::Moment;
 
 /// The blocks that a prefill worker has answered for.
@@ -13,12 +15,11 @@ pub struct Lease {
 
 impl Lease {
     /// `answered`: when the first byte of the answer was here. The engine counts from the end of its prefill, which is a moment
-    /// before; the guard holds that moment, the way of the decode leg, and the time until its worker renews the lease, which vLLM's
-    /// does every sixth of it.
+    /// before; the guard ([`lease::GUARD`]) holds that moment too.
     pub fn new(answered: Moment, length: Duration) -> Self {
         Self {
             until: answered.plus(length),
-            guard: length / 6,
+            guard: length / lease::GUARD,
         }
     }
 

@@ -1,8 +1,10 @@
 //! Records of decisions made on a fleet of cards, read back and replayed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_placement::coefficients::CoefficientSet;
+use baton_placement::estimate::Path;
 use baton_placement::fleet::OwnDispatches;
 use baton_placement::index::PrefixHits;
 use baton_placement::place::{Outcome, Request, place};
@@ -22,7 +24,7 @@ use crate::fleet::samples;
 use crate::fleet::snapshot::{self, Learnt, Parts};
 use crate::fleet::state::Tracked;
 use crate::fleet::topology;
-use crate::learning::{link_prior, worker_prior};
+use crate::learning::{Learning, link_prior, worker_prior};
 
 const NOW: Moment = Moment(1_764_438_300_000_000);
 
@@ -115,7 +117,9 @@ pub(crate) fn material(mode: Mode, tokens: u32) -> Material {
         domain: "h1".into(),
         operation: "r0-1/1/decode".into(),
     };
-    progress.begin(Plan::Local, NOW, StateDetail::of(&party));
+    // It waited for its body and in the line.
+    let dispatched = NOW.plus(Duration::from_secs(20));
+    progress.begin(Plan::Local, dispatched, StateDetail::of(&party));
     progress.observe(State::PrefillStarted, NOW, StateDetail::of(&party));
     progress.observe(State::PrefillCompleted, NOW, StateDetail::of(&party));
     let token = wire::Token {
@@ -124,7 +128,8 @@ pub(crate) fn material(mode: Mode, tokens: u32) -> Material {
         logprobs: None,
         finish: None,
     };
-    progress.take_token(&token, &party, NOW).unwrap();
+    let first = dispatched.plus(Duration::from_millis(5));
+    progress.take_token(&token, &party, first).unwrap();
     progress.observe(State::Completed, NOW, StateDetail::of(&party));
     let outcome = RunOutcome {
         status: RunStatus::Completed,
@@ -192,6 +197,22 @@ fn a_record_that_was_written_and_read_replays_bit_for_bit() {
 }
 
 #[test]
+fn estimates_are_compared_with_what_came_after_the_dispatch() {
+    let (record, ..) = made(Mode::Aggregated, 90);
+    let outcome = record.outcome.as_ref().unwrap();
+    assert_eq!(outcome.ttft_milliseconds, Some(20_005.0));
+    let actual = record.actual.as_ref().unwrap();
+    assert_eq!(actual.first_token_milliseconds, Some(5.0));
+    let learning = Learning::default();
+    let errors = learning.record(&record);
+    let of_first = errors.iter().find(|error| error.term == "timeToFirstToken");
+    let expected = 5.0 / record.chosen().unwrap().mean;
+    assert_eq!(of_first.unwrap().ratio, expected);
+    // It was within its bound, however long the client took to send its body.
+    assert_eq!(learning.coverage(Path::Local), Some(1.0));
+}
+
+#[test]
 fn a_record_says_what_happened_and_holds_no_token() {
     let (record, ..) = made(Mode::Aggregated, 90);
     let states: Vec<&str> = record
@@ -210,7 +231,8 @@ fn a_record_says_what_happened_and_holds_no_token() {
             "completed"
         ]
     );
-    assert_eq!(record.states[1].at, "2025-11-29T17:45:00.000000Z");
+    assert_eq!(record.states[0].at, "2025-11-29T17:45:00.000000Z");
+    assert_eq!(record.states[1].at, "2025-11-29T17:45:20.000000Z");
     assert_eq!(record.actual.as_ref().unwrap().retries, 0);
     let line = serde_json::to_string(&record).unwrap();
     assert!(!line.contains("4242424"), "{line}");

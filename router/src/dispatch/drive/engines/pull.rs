@@ -34,7 +34,8 @@ impl Drive {
             .compute_for_another(forward, attempt, source, prefill, lease)
             .await?;
         let now = self.shared.clock.now();
-        if !lease.allows(now, attempt.called.wait) {
+        // Placement has asked this before the first leg; it took longer than estimated where the answer is another one now.
+        if !lease.allows(now, attempt.called.room_at.since(now)) {
             let worker = &prefill.worker;
             let message = format!(
                 "worker {worker} keeps its blocks for {:.1} s more, and worker {} is not expected to fetch them by then",

@@ -155,7 +155,8 @@ impl Drive {
             failure.told = true;
             return Err(Stop::Failed(failure));
         }
-        if !rest.is_empty() || !(heard.done || heard.finish.is_some() || self.ends_without_a_word())
+        if !rest.is_empty()
+            || !(heard.done || heard.finish.is_some() || self.has_events_of_its_own())
         {
             return Err(broke_off(call, "it ended before its last event"));
         }
@@ -164,8 +165,9 @@ impl Drive {
         Ok(Ending::Answered(heard.finish))
     }
 
-    /// Protocols other than OpenAI's older two end their streams each in its own way.
-    fn ends_without_a_word(&self) -> bool {
+    /// Protocols other than OpenAI's older two name their events, of which not each is a token, and end their streams each in its own
+    /// way.
+    pub(in crate::dispatch) fn has_events_of_its_own(&self) -> bool {
         let path = self.request.forward.as_ref().map(|forward| forward.path);
         !matches!(path, Some("/v1/chat/completions" | "/v1/completions"))
     }

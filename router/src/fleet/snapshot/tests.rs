@@ -1,0 +1,114 @@
+//! Snapshots of fleets whose links and reports are not what one would wish for.
+
+use baton_protocol::card::TopologyDomain;
+
+use super::*;
+use crate::fleet::pairs::compatibility_key;
+use crate::fleet::samples;
+use crate::learning::{link_prior, worker_prior};
+
+fn tracked(slot: u32, card: Card, load: wire::Load) -> Tracked {
+    let mut worker = Tracked::new(card.worker.clone(), slot);
+    worker.connected(Moment(1));
+    worker.class = compatibility_key(&card);
+    worker.card = Some(Arc::new(card));
+    worker.listed(Vec::new(), false);
+    worker.load = Some(load);
+    worker
+}
+
+fn on(mut card: Card, host: &str) -> Card {
+    card.topology = vec![TopologyDomain {
+        level: "host".into(),
+        domain: host.into(),
+    }];
+    card
+}
+
+fn fleet(tracked: &[Tracked], learnt: &Learnt, promises: &[Promise]) -> Fleet {
+    let cards: Vec<Arc<Card>> = tracked.iter().filter_map(|one| one.card.clone()).collect();
+    let known: Vec<(&Tracked, &Card)> = tracked
+        .iter()
+        .zip(&cards)
+        .map(|(tracked, card)| (tracked, card.as_ref()))
+        .collect();
+    let levels = topology::levels(tracked.iter().map(Tracked::topology));
+    let set = coefficients(&known, &levels, learnt, worker_prior(), link_prior);
+    let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known
+        .iter()
+        .map(|(tracked, card)| (*tracked, *card, OwnDispatches::default()))
+        .collect();
+    let parts = Parts {
+        version: 1,
+        routers: 1,
+        levels: &levels,
+        workers: &workers,
+        pairs: &Pairs::of(&cards),
+        digest: &set.digest(),
+        coefficients: &Arc::new(set),
+        learnt,
+        promises,
+    };
+    build(&parts, Moment(2)).unwrap()
+}
+
+fn link(source: &[&str], target: &[&str], breaker: BreakerState) -> LinkFacts {
+    let path = |values: &[&str]| values.iter().map(|one| Some((*one).to_owned())).collect();
+    LinkFacts {
+        source: path(source),
+        target: path(target),
+        transport: "Tcp".into(),
+        coefficients: Some(link_prior("host", "Tcp")),
+        breaker,
+    }
+}
+
+#[test]
+fn links_of_places_that_are_no_more_change_nothing() {
+    let workers = [
+        tracked(
+            0,
+            on(samples::prefill_card("p"), "h1"),
+            wire::Load::default(),
+        ),
+        tracked(1, on(samples::card("d"), "h2"), wire::Load::default()),
+    ];
+    let learnt = Learnt {
+        links: vec![
+            link(&["h1"], &["h2"], BreakerState::Closed),
+            // Learnt when workers named a clique too, and of hosts that have gone.
+            link(&["c", "h1"], &["c", "h2"], BreakerState::Open),
+            link(&["h1"], &["gone"], BreakerState::Open),
+        ],
+        ..Learnt::default()
+    };
+    let promise = Promise {
+        source: vec![Some("c".into()), Some("h1".into())],
+        target: vec![Some("h2".into())],
+        bytes: 1,
+    };
+    assert!(fleet(&workers, &learnt, &[promise]).is_uniform());
+    let open = Learnt {
+        links: vec![link(&["h1"], &["h2"], BreakerState::Open)],
+        ..Learnt::default()
+    };
+    let fleet = fleet(&workers, &open, &[]);
+    assert!(!fleet.is_uniform());
+    assert_eq!(fleet.breaker(0, 1), BreakerState::Open);
+}
+
+#[test]
+fn a_report_that_cannot_be_is_taken_for_a_large_one() {
+    let load = wire::Load {
+        blocks: Some(wire::BlockCounts {
+            total: u32::MAX,
+            free: u32::MAX,
+            cached: 1,
+            ..wire::BlockCounts::default()
+        }),
+        ..wire::Load::default()
+    };
+    let workers = [tracked(0, samples::card("d"), load)];
+    let fleet = fleet(&workers, &Learnt::default(), &[]);
+    assert_eq!(fleet.workers.free_blocks, [u32::MAX]);
+}
