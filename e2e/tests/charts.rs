@@ -32,6 +32,7 @@ fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
     rendered_as_committed(&helm)?;
     charts_pass_lint(&helm)?;
     values_that_cannot_be_meant_are_refused(&helm)?;
+    only_listed_scrapers_reach_workers(&helm)?;
     installed(&helm, cluster.kubectl())?;
     secrets_stay(&helm, cluster.kubectl())?;
     pods_are_hardened(cluster.kubectl())?;
@@ -64,6 +65,7 @@ fn values_that_cannot_be_meant_are_refused(helm: &Helm) -> Result<()> {
         ("topologyLevels[0].name=Host", "topologyLevels"),
         ("router.service.type=Local", "type"),
         ("image=x", "image"),
+        ("networkPolicy.scrapers[0].namespace=monitoring", "scrapers"),
     ] {
         let error = match helm.run(&["template", "baton", "charts/baton", "--set", value]) {
             Ok(_) => bail!("{value} was taken"),
@@ -74,6 +76,31 @@ fn values_that_cannot_be_meant_are_refused(helm: &Helm) -> Result<()> {
             "{value}: {error}"
         );
     }
+    Ok(())
+}
+
+/// Besides what always may: rules for what belongs to Baton, and one more for each who is listed.
+fn only_listed_scrapers_reach_workers(helm: &Helm) -> Result<()> {
+    let rendered = |set: &str| {
+        let template = ["template", "baton", "charts/baton", "--show-only"];
+        let file = "templates/network.yaml";
+        helm.run(&[&template[..], &[file, "--set-json", set]].concat())
+    };
+    let peers = r#"networkPolicy.scrapers=[{"ipBlock":{"cidr":"10.9.0.0/16"}}]"#;
+    let (closed, open) = (rendered("networkPolicy.scrapers=[]")?, rendered(peers)?);
+    ensure!(
+        !closed.contains("ipBlock") && closed.matches("- from:").count() == 1,
+        "{closed}"
+    );
+    ensure!(open.contains("cidr: 10.9.0.0/16"), "{open}");
+    // Nobody is let in by an empty rule, and the operator of another release only by its labels.
+    ensure!(!closed.contains("namespaceSelector: {}"), "{closed}");
+    let elsewhere = rendered("operator.replicas=0")?;
+    ensure!(elsewhere.contains("namespaceSelector: {}"), "{elsewhere}");
+    ensure!(
+        rendered("networkPolicy.enabled=false").is_err(),
+        "it is rendered though it is off"
+    );
     Ok(())
 }
 
