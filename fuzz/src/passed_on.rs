@@ -3,20 +3,24 @@
 use baton_placement::record::Credit;
 use baton_router::forward::Forward;
 use baton_router::forward::asked::{self, Endpoint};
-use baton_router::forward::legs::{Leg, body};
+use baton_router::forward::legs::{Leg, To, body};
+use baton_router::forward::ours::{Kind, OURS, When};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 const PARAMETERS: &str = r#"{"remote_block_ids":[[1]]}"#;
+/// To an engine that needs nothing beside the body.
+const TO: To<'static> = To {
+    kind: Kind::Vllm,
+    model: None,
+    operation: "run-01",
+};
+
 /// What a client may not say.
-const TAKEN_OUT: [&str; 6] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-    "disagg_prefill_dp_rank",
-];
+fn taken_out(name: &str, when: When) -> bool {
+    OURS.iter()
+        .any(|ours| ours.name == name && ours.when == when)
+}
 
 /// Whatever is read can be passed on, and says the same but for what the router must say.
 pub fn check(sent: &[u8]) {
@@ -36,18 +40,18 @@ fn legs(sent: &[u8], model: String) {
         body: Bytes::copy_from_slice(sent),
         model,
         stream: false,
-        edits: Vec::new(),
+        keyed: None,
         prompt_tokens: 1,
         credit: Credit::Unread,
         whole: None,
     };
-    let made = |leg| body(&forward, leg, None).expect("what was read can be changed");
+    let made = |leg| body(&forward, leg, TO).expect("what was read can be changed");
     let whole = made(Leg::Whole);
     let again = Forward {
         body: Bytes::from(whole.clone()),
         ..forward.clone()
     };
-    let twice = body(&again, Leg::Whole, None).expect("it stays an object");
+    let twice = body(&again, Leg::Whole, TO).expect("it stays an object");
     assert_eq!(twice, whole, "there is nothing left to take out");
     let prefill = made(Leg::Prefill);
     let decode = made(Leg::Decode {
@@ -61,14 +65,12 @@ fn legs(sent: &[u8], model: String) {
         serde_json::from_slice(bytes).expect("what is passed on is JSON")
     };
     let mut expected = original.clone();
-    for name in TAKEN_OUT {
-        expected.remove(name);
+    expected.retain(|name, _| !taken_out(name, When::Always));
+    if let Some(Value::Object(xargs)) = expected.get_mut("vllm_xargs") {
+        xargs.retain(|name, _| !taken_out(name, When::InVllmXargs));
     }
     assert_eq!(read(&whole), expected);
-    if original
-        .keys()
-        .all(|name| !TAKEN_OUT.contains(&name.as_str()))
-    {
+    if expected == original && !original.contains_key("vllm_xargs") {
         assert_eq!(whole, sent, "byte for byte");
     }
     let parameters: Value = serde_json::from_str(PARAMETERS).expect("it is written here");
@@ -87,8 +89,9 @@ fn legs(sent: &[u8], model: String) {
             "min_tokens",
             "min_completion_tokens",
         ];
-        if !ours.contains(&name.as_str()) && !TAKEN_OUT.contains(&name.as_str()) {
-            assert_eq!(prefill.get(name), Some(value), "{name}");
+        if !ours.contains(&name.as_str()) && !taken_out(name, When::Always) {
+            let kept = prefill.get(name).expect("it is passed on");
+            assert!(kept == value || name == "vllm_xargs", "{name}");
         }
     }
 }

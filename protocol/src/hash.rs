@@ -98,6 +98,11 @@ impl HashKey {
         }
         Ok(Self::from_bytes(&key))
     }
+
+    /// A key for another purpose, which `purpose` names. Says nothing of this one.
+    pub fn derived(&self, purpose: &str) -> [u8; 32] {
+        blake3::derive_key(purpose, &self.secret)
+    }
 }
 
 impl fmt::Debug for HashKey {

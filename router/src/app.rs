@@ -81,7 +81,7 @@ pub async fn serve_until(
     let sources = Sources::open(&flags, clock).await?;
     let policies = Arc::new(sources.policies());
     let readiness = sources.readiness();
-    let access = flags.front.access().map_err(wrong)?;
+    let access = flags.front.access(&key).map_err(wrong)?;
 
     let metrics = Arc::new(Metrics::new());
     let learning = Arc::new(Learning::default());
@@ -240,7 +240,7 @@ async fn bind(system: &System, address: std::net::SocketAddr, flag: &str) -> Res
 fn hash_key(path: Option<&Path>) -> Result<HashKey> {
     let Some(path) = path else {
         warn!(
-            "no --hash-key-file: block hashes are keyed by zeros, and whoever can send prompts may craft collisions"
+            "no --hash-key-file: block hashes and salts of API keys are keyed by zeros; whoever can send prompts may craft collisions, and work out the salt of a tenant whose name is known"
         );
         return Ok(HashKey::from_bytes(&[0; 32]));
     };

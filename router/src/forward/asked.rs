@@ -46,8 +46,7 @@ pub struct Asked {
     pub stream: bool,
     /// As sent.
     pub cache_salt: Option<String>,
-    /// Smaller is more urgent, as with vLLM.
-    pub priority: Option<i32>,
+    pub priority: Priority,
     /// Tokens of the answer at most.
     pub max_output: Option<u32>,
     /// The field for which it has to stay on one worker.
@@ -55,6 +54,25 @@ pub struct Asked {
     pub prompt: Prompt,
     /// Tokens of the prompt, by its length.
     pub about_tokens: u32,
+}
+
+/// What is asked of the line. Smaller is more urgent, as with vLLM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Nothing, which counts as 0.
+    Absent,
+    Number(i64),
+    /// No whole number; engines read numbers out of some of these.
+    Unread,
+}
+
+impl Priority {
+    fn of(value: Option<&str>) -> Self {
+        match value {
+            None => Self::Absent,
+            Some(value) => number(value).map_or(Self::Unread, Self::Number),
+        }
+    }
 }
 
 /// Which endpoint a body was sent to.
@@ -178,7 +196,7 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<Asked, ApiError> {
         cache_salt: found
             .cache_salt
             .and_then(|salt| serde_json::from_str(salt).ok()),
-        priority: found.priority.and_then(number),
+        priority: Priority::of(found.priority),
         max_output: [
             found.max_completion_tokens,
             found.max_tokens,
@@ -354,8 +372,27 @@ mod tests {
             chat(r#","max_tokens":"many","n":1.0,"stream":"yes","priority":[],"temperature":-3"#);
         assert_eq!(
             (odd.max_output, odd.whole, odd.stream, odd.priority),
-            (None, None, false, None)
+            (None, None, false, Priority::Unread)
         );
+    }
+
+    #[test]
+    fn a_priority_is_a_number_of_any_size_or_unread() {
+        for (fields, priority) in [
+            ("", Priority::Absent),
+            (r#","priority":null"#, Priority::Absent),
+            (
+                r#","priority":-3000000000"#,
+                Priority::Number(-3_000_000_000),
+            ),
+            (r#","priority":-1e300"#, Priority::Number(i64::MIN)),
+            (r#","priority":2.0"#, Priority::Number(2)),
+            (r#","priority":"-9""#, Priority::Unread),
+            (r#","priority":true"#, Priority::Unread),
+            (r#","priority":0.5"#, Priority::Unread),
+        ] {
+            assert_eq!(chat(fields).priority, priority, "{fields}");
+        }
     }
 
     #[test]

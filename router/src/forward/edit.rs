@@ -1,5 +1,6 @@
 //! Changes to top-level members of a JSON object, in its text: all other bytes stay as they were sent.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::members::{NoObject, visit};
@@ -14,12 +15,17 @@ pub enum Edit {
     Replace(&'static str, String),
     /// There is no such member.
     Remove(&'static str),
+    /// The member, where it is an object, has none of these members of its own.
+    Strip(&'static str, Vec<&'static str>),
 }
 
 impl Edit {
     fn name(&self) -> &'static str {
         match self {
-            Self::Set(name, _) | Self::Replace(name, _) | Self::Remove(name) => name,
+            Self::Set(name, _)
+            | Self::Replace(name, _)
+            | Self::Remove(name)
+            | Self::Strip(name, _) => name,
         }
     }
 }
@@ -27,7 +33,7 @@ impl Edit {
 /// A piece of the text that is left out, and what stands there instead.
 struct Cut<'a> {
     at: Range<usize>,
-    with: &'a str,
+    with: Cow<'a, str>,
 }
 
 /// The text with these changes. Of several about one member the last counts.
@@ -56,7 +62,7 @@ pub fn edited(text: &[u8], edits: &[Edit]) -> Result<Vec<u8>, NoObject> {
             Some(Edit::Remove(_)) => {
                 cuts.push(Cut {
                     at: before..member.at.end,
-                    with: "",
+                    with: "".into(),
                 });
                 return;
             }
@@ -64,8 +70,17 @@ pub fn edited(text: &[u8], edits: &[Edit]) -> Result<Vec<u8>, NoObject> {
                 keep_separator(text, before, first || kept, &mut cuts);
                 cuts.push(Cut {
                     at: member.at,
-                    with: value,
+                    with: value.into(),
                 });
+            }
+            Some(Edit::Strip(_, inner)) => {
+                keep_separator(text, before, first || kept, &mut cuts);
+                if let Some(with) = stripped(member.value, inner) {
+                    cuts.push(Cut {
+                        at: member.at,
+                        with: with.into(),
+                    });
+                }
             }
             None => keep_separator(text, before, first || kept, &mut cuts),
         }
@@ -98,6 +113,13 @@ pub fn edited(text: &[u8], edits: &[Edit]) -> Result<Vec<u8>, NoObject> {
     Ok(out)
 }
 
+/// An object without these members; `None` where it is another kind of value: what is wrong with that is the engine's to say.
+fn stripped(value: &str, names: &[&'static str]) -> Option<String> {
+    let edits: Vec<Edit> = names.iter().copied().map(Edit::Remove).collect();
+    let bytes = edited(value.as_bytes(), &edits).ok()?;
+    String::from_utf8(bytes).ok()
+}
+
 /// The comma before the first member that is left goes with those that are not.
 fn keep_separator(text: &[u8], before: usize, needed: bool, cuts: &mut Vec<Cut<'_>>) {
     if needed {
@@ -108,7 +130,7 @@ fn keep_separator(text: &[u8], before: usize, needed: bool, cuts: &mut Vec<Cut<'
         let at = before + comma;
         cuts.push(Cut {
             at: at..at + 1,
-            with: "",
+            with: "".into(),
         });
     }
 }
@@ -165,6 +187,29 @@ mod tests {
             edit("{\"a\":1}", &[set("b", "2"), Edit::Remove("b")]),
             "{\"a\":1}"
         );
+    }
+
+    #[test]
+    fn members_of_a_member_are_taken_away_wherever_it_stands() {
+        let strip = [Edit::Strip("x", vec!["a", "b"])];
+        for (text, expected) in [
+            (r#"{"x":{"a":1}}"#, r#"{"x":{}}"#),
+            (
+                r#"{"a":0, "x" : {"c":1e0 , "\u0061":"s","b":[{"a":1}]}, "b":0}"#,
+                r#"{"a":0, "x" : {"c":1e0}, "b":0}"#,
+            ),
+            (
+                r#"{"x":{"a":1},"x":{"b":2,"d":{"a":1}}}"#,
+                r#"{"x":{},"x":{"d":{"a":1}}}"#,
+            ),
+            (
+                r#"{"x":null,"x":"a","x":[{"a":1}]}"#,
+                r#"{"x":null,"x":"a","x":[{"a":1}]}"#,
+            ),
+            ("{}", "{}"),
+        ] {
+            assert_eq!(edit(text, &strip), expected, "{text}");
+        }
     }
 
     #[test]

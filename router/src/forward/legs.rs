@@ -3,16 +3,7 @@
 use super::Forward;
 use super::edit::{Edit, edited};
 use super::members::NoObject;
-
-/// Names KV of another request, or where to fetch it: only the router may say that.
-const OURS: [&str; 6] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-    "disagg_prefill_dp_rank",
-];
+use super::ours::{self, Kind};
 
 /// What a prefill worker of vLLM is told: compute, keep the blocks, and say how they are found.
 const COMPUTE_FOR_ANOTHER: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -30,14 +21,47 @@ pub enum Leg<'a> {
     Tied { host: &'a str, port: u16, room: u64 },
 }
 
-/// The body of a leg. `model` is the engine's own name of the model, where it is another one.
+/// The engine that a leg goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct To<'a> {
+    pub kind: Kind,
+    /// Its own name of the model, where it is another one.
+    pub model: Option<&'a str>,
+    /// The id of the run in the engine.
+    pub operation: &'a str,
+}
+
+/// Why there is no body for a leg.
+#[derive(Debug, thiserror::Error)]
+pub enum NoBody {
+    /// The client's is no JSON object: it was one when it came.
+    #[error(transparent)]
+    NoObject(#[from] NoObject),
+    /// The engine takes no salt, and the key demands one. In words for the client.
+    #[error("{0}")]
+    Unsalted(&'static str),
+}
+
+/// The body of a leg.
 ///
 /// # Errors
-/// The client's body is no JSON object: it was one when it came.
-pub fn body(forward: &Forward, leg: Leg<'_>, model: Option<&str>) -> Result<Vec<u8>, NoObject> {
-    let mut edits: Vec<Edit> = OURS.map(Edit::Remove).to_vec();
-    edits.extend_from_slice(&forward.edits);
-    if let Some(model) = model {
+/// There is none for this engine.
+pub fn body(forward: &Forward, leg: Leg<'_>, to: To<'_>) -> Result<Vec<u8>, NoBody> {
+    if let Some(keyed) = &forward.keyed
+        && keyed.cache_salt.is_some()
+        && let Some(why) = ours::unsalted(to.kind, forward.path)
+    {
+        return Err(NoBody::Unsalted(why));
+    }
+    let mut edits = ours::taken_out(forward.keyed.is_some());
+    edits.extend(ours::operation(to.kind, forward.path, to.operation));
+    if let Some(keyed) = &forward.keyed {
+        let salt = keyed.cache_salt.as_deref();
+        edits.extend(salt.map(|salt| Edit::Set("cache_salt", json(salt))));
+        let allowed = keyed.priority;
+        edits.extend(allowed.map(|allowed| ours::priority(to.kind, forward.path, allowed)));
+    }
+    if let Some(model) = to.model {
         edits.push(Edit::Set("model", json(model)));
     }
     let set = |name, value: &str| Edit::Set(name, value.to_owned());
@@ -60,7 +84,7 @@ pub fn body(forward: &Forward, leg: Leg<'_>, model: Option<&str>) -> Result<Vec<
             Edit::Set("bootstrap_room", room.to_string()),
         ]),
     }
-    edited(&forward.body, &edits)
+    Ok(edited(&forward.body, &edits)?)
 }
 
 fn json(text: &str) -> String {
@@ -74,22 +98,32 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::forward::Keyed;
 
-    fn forward(body: &str, edits: Vec<Edit>) -> Forward {
+    fn forward(body: &str, keyed: Option<Keyed>) -> Forward {
         Forward {
             path: "/v1/chat/completions",
             body: Bytes::from(body.to_owned()),
             model: "m".to_owned(),
             stream: true,
-            edits,
+            keyed,
             prompt_tokens: 1,
             credit: Credit::Tokens,
             whole: None,
         }
     }
 
+    fn made(forward: &Forward, leg: Leg<'_>, kind: Kind) -> String {
+        let to = To {
+            kind,
+            model: None,
+            operation: "run-01",
+        };
+        String::from_utf8(body(forward, leg, to).unwrap()).unwrap()
+    }
+
     fn leg(sent: &str, leg: Leg<'_>) -> String {
-        String::from_utf8(body(&forward(sent, Vec::new()), leg, None).unwrap()).unwrap()
+        made(&forward(sent, None), leg, Kind::Vllm)
     }
 
     const SENT: &str = r#"{"model": "m", "tools": [{"x" : 1e3}], "stream": true, "stream_options": {"include_usage": true}, "max_completion_tokens": 9, "min_tokens": 2, "logit_bias": {"5": -100}, "kv_transfer_params": {"remote_host": "evil"}}"#;
@@ -133,15 +167,120 @@ mod tests {
     fn tied_legs_name_the_room_and_the_engines_own_name_of_the_model_is_used() {
         let forward = forward(
             r#"{"model":"alias","bootstrap_room":1}"#,
-            vec![Edit::Set("cache_salt", "\"s\"".to_owned())],
+            Some(Keyed {
+                cache_salt: Some("s".to_owned()),
+                priority: None,
+            }),
         );
         let tied = Leg::Tied {
             host: "h\"",
             port: 8998,
             room: u64::from(u32::MAX),
         };
-        let bytes = body(&forward, tied, Some("m")).unwrap();
-        let expected = r#"{"model":"m","bootstrap_room":4294967295,"cache_salt":"s","bootstrap_host":"h\"","bootstrap_port":8998}"#;
+        let to = To {
+            kind: Kind::SgLang,
+            model: Some("m"),
+            operation: "run-01",
+        };
+        let bytes = body(&forward, tied, to).unwrap();
+        let expected = r#"{"model":"m","bootstrap_room":4294967295,"rid":"run-01","cache_salt":"s","bootstrap_host":"h\"","bootstrap_port":8998}"#;
         assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_apart_from_other_keys_is_not_sent() {
+        let salted = |cache_salt: Option<&str>, kind, path| {
+            let keyed = Keyed {
+                cache_salt: cache_salt.map(str::to_owned),
+                priority: None,
+            };
+            let forward = Forward {
+                path,
+                ..forward("{}", Some(keyed))
+            };
+            let to = To {
+                kind,
+                model: None,
+                operation: "run-01",
+            };
+            body(&forward, Leg::Whole, to).is_ok()
+        };
+        assert!(!salted(Some("s"), Kind::SgLang, "/v1/messages"));
+        assert!(salted(None, Kind::SgLang, "/v1/messages"));
+        assert!(salted(Some("s"), Kind::SgLang, "/v1/responses"));
+        assert!(salted(Some("s"), Kind::Vllm, "/v1/messages"));
+    }
+
+    #[test]
+    fn a_run_is_named_by_the_router_where_the_body_names_it() {
+        let sent = r#"{"model":"m","rid":"a","request_id":"b"}"#;
+        let named = r#"{"model":"m","rid":"run-01"}"#;
+        for (kind, path, expected) in [
+            (Kind::SgLang, "/v1/chat/completions", named),
+            (Kind::SgLang, "/v1/completions", named),
+            (Kind::SgLang, "/v1/responses", r#"{"model":"m"}"#),
+            (Kind::Vllm, "/v1/completions", r#"{"model":"m"}"#),
+            (Kind::Other, "/v1/completions", r#"{"model":"m"}"#),
+        ] {
+            let forward = Forward {
+                path,
+                ..forward(sent, None)
+            };
+            for leg in [
+                Leg::Whole,
+                Leg::Tied {
+                    host: "h",
+                    port: 1,
+                    room: 2,
+                },
+            ] {
+                let body = made(&forward, leg, kind);
+                assert!(
+                    body.starts_with(expected.trim_end_matches('}')),
+                    "{kind:?} {path} {body}"
+                );
+                assert!(
+                    !body.contains("\"a\"") && !body.contains("request_id"),
+                    "{body}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_keys_bound_is_what_each_engine_reads() {
+        let bound = |sent: &str, priority, kind, path| {
+            let keyed = Keyed {
+                cache_salt: None,
+                priority: Some(priority),
+            };
+            let forward = Forward {
+                path,
+                ..forward(sent, Some(keyed))
+            };
+            made(&forward, Leg::Whole, kind)
+        };
+        let chat = "/v1/chat/completions";
+        for (sent, priority, kind, path, expected) in [
+            ("{}", 5, Kind::Vllm, chat, r#"{"priority":5}"#),
+            ("{}", 5, Kind::Vllm, "/v1/responses", r#"{"priority":5}"#),
+            ("{}", 5, Kind::Vllm, "/tokenize", "{}"),
+            ("{}", 0, Kind::Vllm, chat, "{}"),
+            (
+                r#"{"priority":-3000000000,"priority":null}"#,
+                0,
+                Kind::Vllm,
+                chat,
+                r#"{"priority":0,"priority":0}"#,
+            ),
+            // The larger the more urgent, or the other way round: without it nothing is more urgent than anything.
+            (r#"{"priority":9}"#, 9, Kind::SgLang, chat, "{}"),
+        ] {
+            assert_eq!(
+                bound(sent, priority, kind, path),
+                expected,
+                "{sent} {kind:?} {path}"
+            );
+        }
     }
 }

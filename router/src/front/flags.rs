@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_protocol::hash::HashKey;
 use clap::Args;
 
 use super::access::Access;
+use super::keys::SaltKey;
 use super::{FrontConfig, descriptors, keys, tls};
 use crate::followed::Unusable;
 
@@ -75,11 +77,12 @@ impl FrontFlags {
         }
     }
 
-    /// What guards the public port, read from its files.
+    /// What guards the public port, read from its files. Salts of API keys are made with the deployment's key.
     ///
     /// # Errors
     /// A file cannot be used.
-    pub fn access(&self) -> Result<Access, Unusable> {
+    pub fn access(&self, deployment: &HashKey) -> Result<Access, Unusable> {
+        let salts = SaltKey::new(deployment);
         let identity = self
             .tls_certificate_file
             .clone()
@@ -88,7 +91,7 @@ impl FrontFlags {
             keys: self
                 .api_keys_file
                 .clone()
-                .map(keys::open)
+                .map(|path| keys::open(path, salts))
                 .transpose()?
                 .map(Arc::new),
             identity: identity
@@ -115,6 +118,10 @@ mod tests {
         front: FrontFlags,
     }
 
+    fn key() -> HashKey {
+        HashKey::from_bytes(&[1; 32])
+    }
+
     fn flags(line: &[&str]) -> Result<FrontFlags, String> {
         let line = [&["router"], line].concat();
         let parsed = Line::try_parse_from(line).map_err(|error| error.to_string())?;
@@ -132,7 +139,7 @@ mod tests {
         };
         assert_eq!(config, expected);
         assert!(config.max_connections <= FrontConfig::default().max_connections);
-        let access = flags.access().unwrap();
+        let access = flags.access(&key()).unwrap();
         assert!(access.keys.is_none() && access.identity.is_none());
     }
 
@@ -141,9 +148,9 @@ mod tests {
         let error = flags(&["--tls-certificate-file", "x"]).unwrap_err();
         assert!(error.contains("--tls-key-file"), "{error}");
         let missing = ["--tls-certificate-file", "/none", "--tls-key-file", "/none"];
-        let error = flags(&missing).unwrap().access().unwrap_err();
+        let error = flags(&missing).unwrap().access(&key()).unwrap_err();
         assert!(error.to_string().contains("/none"), "{error}");
-        let error = flags(&["--api-keys-file", "/none"]).unwrap().access();
+        let error = flags(&["--api-keys-file", "/none"]).unwrap().access(&key());
         assert!(error.unwrap_err().to_string().contains("API keys"));
     }
 }

@@ -120,7 +120,6 @@ async fn begin(
                 let incoming = Incoming {
                     route,
                     id,
-                    key,
                     using,
                     headers: &head.headers,
                     received,

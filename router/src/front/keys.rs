@@ -8,9 +8,11 @@
 pub mod usage;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_protocol::hash::HashKey;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
@@ -48,9 +50,27 @@ struct Entry {
 pub struct ApiKey {
     pub name: String,
     tenant: String,
-    most_urgent_priority: Option<i32>,
+    salts: SaltKey,
+    /// As requests say it: smaller is more urgent.
+    pub most_urgent_priority: Option<i32>,
     limits: Limits,
     usage: Arc<Usage>,
+}
+
+/// What salts are made with. Of the deployment, so that each of its routers makes the same ones and nobody else can.
+#[derive(Clone, Copy)]
+pub struct SaltKey([u8; 32]);
+
+impl SaltKey {
+    pub fn new(deployment: &HashKey) -> Self {
+        Self(deployment.derived("baton 2026 cache salt of an API key"))
+    }
+}
+
+impl fmt::Debug for SaltKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("SaltKey(secret)")
+    }
 }
 
 /// A SHA-256.
@@ -71,13 +91,13 @@ pub type KeyFile = Followed<ApiKeys>;
 ///
 /// # Errors
 /// It cannot be read, or is no such file.
-pub fn open(path: PathBuf) -> Result<KeyFile, Unusable> {
+pub fn open(path: PathBuf, salts: SaltKey) -> Result<KeyFile, Unusable> {
     Followed::open(
         "API keys (--api-keys-file)",
         vec![path.clone()],
         move |contents, before| {
             let contents = contents.first().map_or(&[][..], Vec::as_slice);
-            ApiKeys::parse(contents, before)
+            ApiKeys::parse(contents, before, salts)
                 .map_err(|reason| format!("{}: {reason}", path.display()))
         },
     )
@@ -85,7 +105,7 @@ pub fn open(path: PathBuf) -> Result<KeyFile, Unusable> {
 
 impl ApiKeys {
     /// Keys that were there before keep what they have used.
-    fn parse(contents: &[u8], before: Option<&Self>) -> Result<Self, String> {
+    fn parse(contents: &[u8], before: Option<&Self>, salts: SaltKey) -> Result<Self, String> {
         let entries: Vec<Entry> = serde_json::from_slice(contents)
             .map_err(|error| format!("not a list of {{\"name\", \"hash\", …}}: {error}"))?;
         if entries.len() > MAX_KEYS {
@@ -97,7 +117,7 @@ impl ApiKeys {
         let mut keys = Self::default();
         for entry in entries {
             let old = before.and_then(|before| before.by_name.get(&entry.name));
-            let (digest, key) = ApiKey::new(entry, old)?;
+            let (digest, key) = ApiKey::new(entry, old, salts)?;
             let key = Arc::new(key);
             let others = [
                 keys.by_digest.insert(digest, key.clone()),
@@ -154,7 +174,11 @@ fn sha256(bytes: &[u8]) -> Digest {
 
 impl ApiKey {
     /// With the digest that it is found by.
-    fn new(entry: Entry, old: Option<&Arc<Self>>) -> Result<(Digest, Self), String> {
+    fn new(
+        entry: Entry,
+        old: Option<&Arc<Self>>,
+        salts: SaltKey,
+    ) -> Result<(Digest, Self), String> {
         let name = entry.name;
         if !(1..=64).contains(&name.len()) || name.chars().any(char::is_control) {
             return Err(format!("name {name:?} must have 1 to 64 bytes of text"));
@@ -183,6 +207,7 @@ impl ApiKey {
         let usage = old.map_or_else(Arc::default, |old| old.usage.clone());
         let key = Self {
             tenant: entry.cache_salt.unwrap_or_else(|| name.clone()),
+            salts,
             most_urgent_priority: entry.most_urgent_priority,
             limits: Limits {
                 max_in_flight: entry.max_in_flight,
@@ -203,12 +228,13 @@ impl ApiKey {
     }
 
     /// The salt of a request: that of the client within that of its tenant. Both are hashed with their lengths, so that no client
-    /// can name the salt of another tenant; empty only where prefixes are shared with all.
+    /// can name the salt of another tenant, and under the deployment's key, so that none can work it out from a tenant's name; empty
+    /// only where prefixes are shared with all.
     pub fn cache_salt(&self, sent: &str) -> String {
         if self.tenant.is_empty() && sent.is_empty() {
             return String::new();
         }
-        let mut hasher = blake3::Hasher::new_derive_key("baton 2026 cache salt of an API key");
+        let mut hasher = blake3::Hasher::new_keyed(&self.salts.0);
         hasher.update(&self.tenant.len().to_le_bytes());
         hasher.update(self.tenant.as_bytes());
         hasher.update(sent.as_bytes());
@@ -229,8 +255,12 @@ mod tests {
     /// Of the key `secret`, by `printf %s secret | sha256sum`.
     const SECRET: &str = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
 
+    fn salts(key: u8) -> SaltKey {
+        SaltKey::new(&HashKey::from_bytes(&[key; 32]))
+    }
+
     fn keys(text: &str) -> Result<ApiKeys, String> {
-        ApiKeys::parse(text.as_bytes(), None)
+        ApiKeys::parse(text.as_bytes(), None, salts(1))
     }
 
     fn headers(value: &str) -> HeaderMap {
@@ -324,6 +354,17 @@ mod tests {
     }
 
     #[test]
+    fn a_salt_is_the_deployments_and_outlives_its_routers() {
+        let of = |key| {
+            let keys = ApiKeys::parse(entry("").as_bytes(), None, salts(key)).unwrap();
+            keys.by_name["a"].cache_salt("")
+        };
+        assert_eq!(of(1), of(1), "each router of the deployment has the same");
+        assert_ne!(of(1), of(2), "who does not know the key cannot make it");
+        assert!(!format!("{:?}", salts(1)).contains("1, 1"));
+    }
+
+    #[test]
     fn a_key_bounds_the_urgency_of_its_requests() {
         let keys = keys(&entry(r#", "mostUrgentPriority": 5"#)).unwrap();
         // In dispatch's order, where 5 of a request is -5.
@@ -338,7 +379,11 @@ mod tests {
         let before = keys(&entry(r#", "maxInFlight": 1"#)).unwrap();
         let now = Instant::now();
         let place = before.by_name["a"].begin(now).unwrap();
-        let after = ApiKeys::parse(entry(r#", "maxInFlight": 1"#).as_bytes(), Some(&before));
+        let after = ApiKeys::parse(
+            entry(r#", "maxInFlight": 1"#).as_bytes(),
+            Some(&before),
+            salts(1),
+        );
         let after = after.unwrap();
         assert!(after.by_name["a"].begin(now).is_err());
         drop(place);
@@ -353,7 +398,7 @@ mod tests {
             r#"{}, {{"name": "", "hash": ""}}]"#,
             &good[..good.len() - 1]
         );
-        assert!(ApiKeys::parse(refused.as_bytes(), Some(&before)).is_err());
+        assert!(ApiKeys::parse(refused.as_bytes(), Some(&before), salts(1)).is_err());
         let now = Instant::now();
         let _place = before.by_name["a"].begin(now).unwrap();
         assert!(

@@ -9,7 +9,7 @@ use baton_protocol::wire;
 use bytes::Bytes;
 use futures::stream::unfold;
 use http::HeaderMap;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,12 +21,11 @@ use super::keys::usage::Using;
 use super::memory::Share;
 use super::stream::ended_early;
 use super::{Front, model_not_found, reply};
-use crate::forward::Forward;
-use crate::forward::asked::{self, Asked, Endpoint, Prompt};
-use crate::forward::edit::Edit;
+use crate::forward::asked::{self, Asked, Endpoint, Priority, Prompt};
 use crate::forward::prompt;
+use crate::forward::{Forward, Keyed};
 use crate::openai::answer::error_event;
-use crate::openai::error::ApiError;
+use crate::openai::error::{ApiError, RETRY_AFTER_SECONDS};
 use crate::policy::PolicyHandle;
 use crate::run::{
     EngineHead, PassedOn, RunEvent, RunFailure, RunHandle, RunRequest, TextArtifacts,
@@ -50,13 +49,13 @@ pub(super) const OTHERS: [&str; 4] = ["/v1/responses", "/v1/messages", "/tokeniz
 pub(super) struct Passing {
     model: String,
     policy: Arc<PolicyHandle>,
-    /// In their order, smaller first; none where the client names none.
-    priority: Option<i32>,
+    /// In dispatch's order, larger first.
+    priority: i32,
     stream: bool,
     max_output: u32,
     /// As the client's key has it.
     cache_salt: String,
-    edits: Vec<Edit>,
+    keyed: Option<Keyed>,
     whole: Option<&'static str>,
     tokens: Result<Vec<u32>, Credit>,
     about_tokens: u32,
@@ -157,18 +156,16 @@ fn read(
         about_tokens,
     } = asked::read(route.endpoint, &body.bytes)?;
     let sent = cache_salt.unwrap_or_default();
-    let mut edits = Vec::new();
     let cache_salt = key.map_or_else(|| sent.clone(), |key| key.cache_salt(&sent));
-    if cache_salt != sent {
-        let salt = serde_json::Value::from(cache_salt.as_str());
-        edits.push(Edit::Set("cache_salt", salt.to_string()));
-    }
-    if let (Some(asked), Some(key)) = (priority, key) {
-        let allowed = key.priority(asked.saturating_neg()).saturating_neg();
-        if allowed != asked {
-            edits.push(Edit::Replace("priority", allowed.to_string()));
-        }
-    }
+    let bounded = key.map(|key| bounded(key, priority)).transpose()?.flatten();
+    let keyed = key.map(|_| Keyed {
+        cache_salt: (cache_salt != sent).then(|| cache_salt.clone()),
+        priority: bounded,
+    });
+    let priority = match (bounded, priority) {
+        (Some(priority), _) | (None, Priority::Number(priority)) => in_line(priority),
+        (None, Priority::Absent | Priority::Unread) => 0,
+    };
     let tokens = match (route.endpoint, prompt) {
         (Endpoint::Other, _) => Err(Credit::Unread),
         // The engine's own tokens, whatever makes them.
@@ -191,7 +188,7 @@ fn read(
         stream,
         max_output: max_output.unwrap_or(u32::MAX).clamp(1, room),
         cache_salt,
-        edits,
+        keyed,
         whole,
         about_tokens: count,
         tokens,
@@ -199,12 +196,33 @@ fn read(
     Ok(Outcome::Look(Look::Engines(Box::new(passing), body)))
 }
 
+/// The priority that an engine is told under a key with a bound; smaller is more urgent.
+fn bounded(key: &ApiKey, asked: Priority) -> Result<Option<i64>, ApiError> {
+    let Some(most) = key.most_urgent_priority.map(i64::from) else {
+        return Ok(None);
+    };
+    match asked {
+        Priority::Absent => Ok(Some(most.max(0))),
+        Priority::Number(asked) => Ok(Some(most.max(asked))),
+        // An engine may read a number out of it that the key does not allow.
+        Priority::Unread => Err(ApiError::field(
+            "priority",
+            "priority must be a whole number",
+        )),
+    }
+}
+
+/// As dispatch counts: larger is more urgent.
+fn in_line(priority: i64) -> i32 {
+    let limits = (i64::from(i32::MIN), i64::from(i32::MAX));
+    i32::try_from(priority.saturating_neg().clamp(limits.0, limits.1)).unwrap_or(0)
+}
+
 /// What is known of a request besides its body.
 #[derive(Debug)]
 pub(super) struct Incoming<'a> {
     pub(super) route: Route,
     pub(super) id: &'a str,
-    pub(super) key: Option<&'a Arc<ApiKey>>,
     pub(super) using: Option<Using>,
     pub(super) headers: &'a HeaderMap,
     pub(super) received: Instant,
@@ -232,14 +250,12 @@ pub(super) async fn begin(
         stream,
         max_output,
         cache_salt,
-        edits,
+        keyed,
         whole,
         tokens,
         about_tokens,
     } = passing;
     let mode = mode(incoming.headers)?;
-    let priority = priority.map_or(0, i32::saturating_neg);
-    let priority = incoming.key.map_or(priority, |key| key.priority(priority));
     let credit = tokens.as_ref().err().copied().unwrap_or(Credit::Tokens);
     let tokens = tokens.unwrap_or_default();
     let Read { bytes, share } = body;
@@ -252,7 +268,7 @@ pub(super) async fn begin(
         body: Bytes::from(bytes),
         model,
         stream,
-        edits,
+        keyed,
         prompt_tokens: about_tokens,
         credit,
         whole,
@@ -314,6 +330,13 @@ fn refusal(failure: RunFailure) -> Response {
             let mut response = Response::new(Body::from(refusal.body));
             *response.status_mut() = refusal.head.status;
             *response.headers_mut() = refusal.head.headers;
+            let seconds = response.headers().get(RETRY_AFTER);
+            let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+            // Engines mostly say no time with these.
+            if matches!(response.status().as_u16(), 429 | 503) && seconds.is_none() {
+                let seconds = failure.retry_after_seconds.unwrap_or(RETRY_AFTER_SECONDS);
+                response.headers_mut().insert(RETRY_AFTER, seconds.into());
+            }
             response
         }
     }

@@ -206,6 +206,11 @@ fn ids(text: &str) -> Vec<u32> {
         .collect()
 }
 
+/// For salts of API keys.
+fn salts() -> super::keys::SaltKey {
+    super::keys::SaltKey::new(&baton_protocol::hash::HashKey::from_bytes(&[1; 32]))
+}
+
 fn token(id: u32) -> RunEvent {
     RunEvent::Token { id, logprobs: None }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::run::RunFailure;
 
 /// Seconds of `Retry-After` where nobody knows better.
-const RETRY_AFTER_SECONDS: u64 = 1;
+pub const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Bytes of a message. Templates and tokenizers speak in words of their own, which may hold all that the client sent.
 const LONGEST_MESSAGE: usize = 1024;

@@ -8,8 +8,7 @@ use crate::engine::Engine;
 use crate::front::{Served, end};
 use crate::{policy, samples};
 
-pub(crate) const BODY: &str =
-    r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1}"#;
+pub(crate) const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1,"rid":"a","routed_dp_rank":3}"#;
 pub(crate) const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
@@ -20,8 +19,10 @@ pub(crate) async fn halves(policy: &Policy) -> (Served, Engine, Engine) {
         port: 8998,
     };
     let mut prefill = samples::prefill_card("p");
+    prefill.engine.kind = "SGLang".to_owned();
     prefill.roles = vec![Role::Prefill];
     let mut decode = samples::card("d");
+    decode.engine.kind = "SGLang".to_owned();
     decode.roles = vec![Role::Decode];
     let p = Engine::start(prefill, split.clone()).await;
     let d = Engine::start(decode, split).await;
@@ -46,6 +47,11 @@ async fn both_engines_get_the_request_at_once_with_one_room() {
         assert_eq!(
             (&body["max_tokens"], &body["stream"]),
             (&8.into(), &true.into())
+        );
+        assert_eq!(body["rid"].as_str(), decode.header("x-request-id"));
+        assert!(
+            body.get("routed_dp_rank").is_none(),
+            "the legs would miss each other"
         );
         let room = body["bootstrap_room"].as_u64().unwrap();
         assert!(room > 1 && room < 1 << 63);

@@ -72,6 +72,22 @@ async fn a_request_reaches_the_engine_as_sent_and_its_answer_the_client() {
 }
 
 #[tokio::test]
+async fn what_only_a_router_may_say_does_not_reach_the_engine() {
+    let (served, mut d) = one().await;
+    let reply = served.post(
+        "Aggregated",
+        "/v1/completions",
+        r#"{"model":"m","prompt":"a","request_id":"b","vllm_xargs":{"kv_transfer_params":"x","mine":[1.0]},"ec_transfer_params":{},"kv_transfer_params":{"do_remote_prefill":true}}"#,
+    );
+    let call = d.call().await;
+    let expected = r#"{"model":"m","prompt":"a","vllm_xargs":{"mine":[1.0]}}"#;
+    assert_eq!(String::from_utf8(call.body.clone()).unwrap(), expected);
+    call.answer(200, "application/json", ANSWER.as_bytes())
+        .await;
+    assert_eq!(end(reply).await.status, 200);
+}
+
+#[tokio::test]
 async fn a_stream_is_passed_on_frame_by_frame_wherever_it_is_cut() {
     let stream = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n: ping\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"é\u{1f600}\"}}] , \"x\":1e0}\n\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
     let (served, mut d) = one().await;

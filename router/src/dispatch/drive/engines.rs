@@ -29,7 +29,7 @@ use crate::dispatch::http::pool::{Again, Answer, CallError};
 use crate::dispatch::http::verdict::{Asked, of_call};
 use crate::dispatch::progress::{Party, StateDetail};
 use crate::forward::Forward;
-use crate::forward::legs::{self, Leg as Body};
+use crate::forward::legs::{self, Leg as Body, NoBody, To};
 use crate::learning::{LinkUse, Moved};
 use crate::trace::Leg;
 
@@ -237,16 +237,25 @@ impl Drive {
         call: Call<'_>,
     ) -> Result<BoxFuture<'static, Result<Answer, CallError>>, Stop> {
         let engine = call.engine.clone();
-        let renamed = (forward.model != engine.model).then_some(engine.model.as_str());
-        let body = legs::body(forward, call.body, renamed)
-            .map_err(|error| Stop::Failed(Failure::new(FailureClass::Bug, error.to_string())))?;
+        let operation = call.party.operation.to_string();
+        let to = To {
+            kind: engine.kind,
+            model: (forward.model != engine.model).then_some(engine.model.as_str()),
+            operation: &operation,
+        };
+        let body = legs::body(forward, call.body, to).map_err(|error| {
+            let class = match error {
+                NoBody::NoObject(_) => FailureClass::Bug,
+                NoBody::Unsalted(_) => FailureClass::BadRequest,
+            };
+            Stop::Failed(Failure::new(class, error.to_string()))
+        })?;
         let body = Bytes::from(body);
         let leg = match call.asked {
             Asked::Prefill | Asked::TiedPrefill => Leg::Prefill,
             Asked::Whole | Asked::Decode | Asked::TiedDecode => Leg::Decode,
         };
         let traceparent = self.trace.traceparent(self.progress.attempt(), leg);
-        let operation = call.party.operation.to_string();
         let again = match call.asked {
             Asked::Whole | Asked::Prefill => Again::Allowed,
             Asked::Decode | Asked::TiedPrefill | Asked::TiedDecode => Again::Never,

@@ -7,6 +7,7 @@ use http::header::{ACCEPT, CONTENT_TYPE, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
 use http_body_util::Full;
 
+use crate::forward::ours::Kind;
 use crate::run::EngineHead;
 
 /// About one connection, or the router's own to say.
@@ -28,6 +29,7 @@ pub struct Engine {
     pub worker: WorkerId,
     /// `host:port`.
     pub address: String,
+    pub kind: Kind,
     /// Its own name of the model.
     pub model: String,
     pub split: Split,
@@ -64,6 +66,7 @@ impl Engine {
         Ok(Some(Self {
             worker: card.worker.clone(),
             address,
+            kind: Kind::of(&card.engine.kind),
             model: if model.is_empty() {
                 card.model.name.clone()
             } else {

@@ -199,7 +199,7 @@ fn with_keys(fields: &str) -> (Setup, tempfile::TempDir) {
         hash("secret-b")
     );
     std::fs::write(&path, text).unwrap();
-    setup.access.keys = Some(Arc::new(keys::open(path).unwrap()));
+    setup.access.keys = Some(Arc::new(keys::open(path, salts()).unwrap()));
     (setup, folder)
 }
 

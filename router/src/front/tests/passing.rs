@@ -2,12 +2,12 @@
 
 use baton_placement::record::Credit;
 use http::StatusCode;
+use http::header::RETRY_AFTER;
 
 use super::*;
-use crate::forward::Forward;
-use crate::forward::edit::Edit;
+use crate::forward::{Forward, Keyed};
 use crate::front::keys;
-use crate::run::EngineHead;
+use crate::run::{EngineHead, EngineRefusal};
 
 const TEMPLATE: &str = "{% if tools %}[{{ tools[0].name }}]{% endif %}{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}";
 
@@ -49,7 +49,7 @@ async fn a_text_is_tokenised_to_find_what_workers_hold_of_it() {
     assert_eq!(run.tokens, ids("[t]u:hi;"));
     assert_eq!((forward.credit, forward.prompt_tokens), (Credit::Tokens, 8));
     assert_eq!(run.stopping.max_tokens, 92);
-    assert!(run.splittable && forward.edits.is_empty() && !forward.stream);
+    assert!(run.splittable && forward.keyed.is_none() && !forward.stream);
 }
 
 #[tokio::test]
@@ -112,28 +112,124 @@ async fn a_long_body_is_read_as_a_short_one() {
     );
 }
 
-#[tokio::test]
-async fn the_salt_and_the_priority_of_a_key_are_written_into_the_body() {
+/// A front whose one key, `secret`, has these fields too.
+fn keyed(fields: &str) -> (Setup, tempfile::TempDir) {
     let mut setup = setup(Ok(()));
-    // Of the key `secret`.
-    let entries = r#"[{"name": "a", "hash": "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "cacheSalt": "t", "mostUrgentPriority": 5}]"#;
+    let entries = format!(
+        r#"[{{"name": "a", "hash": "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"{fields}}}]"#
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.json");
     std::fs::write(&path, entries).unwrap();
-    setup.access.keys = Some(Arc::new(keys::open(path).unwrap()));
-    let body = r#"{"model":"tiny","prompt":"hi","cache_salt":"s","priority":-9}"#;
-    let mut request = post("/v1/completions", body);
+    setup.access.keys = Some(Arc::new(keys::open(path, salts()).unwrap()));
+    (setup, folder)
+}
+
+fn under_key(path: &str, body: &str) -> Request<Body> {
+    let mut request = post(path, body.to_owned());
     let bearer = "Bearer secret".parse().unwrap();
     request.headers_mut().insert("authorization", bearer);
-    let (run, forward) = run_of(setup, request).await;
-    let salt = format!("\"{}\"", run.cache_salt);
-    assert!(run.cache_salt.len() == 64, "the tenant's own: {salt}");
-    let expected = [
-        Edit::Set("cache_salt", salt),
-        Edit::Replace("priority", "5".to_owned()),
-    ];
-    assert_eq!(forward.edits, expected);
+    request
+}
+
+#[tokio::test]
+async fn the_salt_and_the_priority_of_a_key_go_with_the_request() {
+    let (setup, _folder) = keyed(r#", "cacheSalt": "t", "mostUrgentPriority": 5"#);
+    let body = r#"{"model":"tiny","prompt":"hi","cache_salt":"s","priority":-9}"#;
+    let (run, forward) = run_of(setup, under_key("/v1/completions", body)).await;
+    assert!(run.cache_salt.len() == 64, "the tenant's own");
+    let expected = Keyed {
+        cache_salt: Some(run.cache_salt.clone()),
+        priority: Some(5),
+    };
+    assert_eq!(forward.keyed, Some(expected));
     assert_eq!(run.priority, -5);
+}
+
+#[tokio::test]
+async fn a_keys_bound_holds_whatever_the_request_says() {
+    let bound = r#", "mostUrgentPriority": 5"#;
+    for (fields, key, engine, line) in [
+        ("", bound, Some(5), -5),
+        (r#","priority":null"#, bound, Some(5), -5),
+        (r#","priority":-3000000000"#, bound, Some(5), -5),
+        (r#","priority":7"#, bound, Some(7), -7),
+        (
+            r#","priority":3000000000"#,
+            bound,
+            Some(3_000_000_000),
+            i32::MIN,
+        ),
+        ("", r#", "mostUrgentPriority": -5"#, Some(0), 0),
+        (r#","priority":-3000000000"#, "", None, i32::MAX),
+        (r#","priority":"-9""#, "", None, 0),
+    ] {
+        let (setup, _folder) = keyed(key);
+        let body = format!(r#"{{"model":"tiny","prompt":"hi"{fields}}}"#);
+        let (run, forward) = run_of(setup, under_key("/v1/completions", &body)).await;
+        let keyed = forward.keyed.as_ref().unwrap();
+        assert_eq!(
+            (keyed.priority, run.priority),
+            (engine, line),
+            "{fields} {key}"
+        );
+    }
+    // An engine may read -9 here.
+    let (setup, _folder) = keyed(bound);
+    let (routes, _started) = setup.build();
+    let body = r#"{"model":"tiny","prompt":"hi","priority":"-9"}"#;
+    let reply = routes.oneshot(under_key("/v1/completions", body)).await;
+    let reply = Reply::read(reply.unwrap()).await;
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["param"]),
+        (400, &json!("priority"))
+    );
+}
+
+#[tokio::test]
+async fn each_429_and_503_says_when_to_ask_again_an_engines_too() {
+    for (status, said, known, expected) in [
+        (429, None, None, Some("1")),
+        (503, None, Some(7), Some("7")),
+        (503, Some("4"), Some(7), Some("4")),
+        (
+            429,
+            Some("Wed, 21 Oct 2026 07:28:00 GMT"),
+            Some(2),
+            Some("2"),
+        ),
+        (400, None, None, None),
+    ] {
+        let RunEvent::Failed(failure) = failed(status) else {
+            panic!("it fails");
+        };
+        let headers = said.map(|said| (RETRY_AFTER, said.parse().unwrap()));
+        let refusal = EngineRefusal {
+            head: EngineHead {
+                status: StatusCode::from_u16(status).unwrap(),
+                headers: HeaderMap::from_iter(headers),
+            },
+            body: Bytes::from_static(b"{\"the engine's\":1}"),
+        };
+        let mut setup = setup(Ok(()));
+        setup.scripted.script = vec![RunEvent::Failed(RunFailure {
+            engine: Some(Box::new(refusal)),
+            retry_after_seconds: known,
+            ..failure
+        })];
+        let (routes, _started) = setup.build();
+        let body = r#"{"model":"tiny","prompt":"hi"}"#;
+        let reply = routes.oneshot(post("/v1/completions", body)).await.unwrap();
+        let reply = Reply::read(reply).await;
+        assert_eq!(
+            (
+                reply.status,
+                reply.text.as_str(),
+                reply.header("retry-after")
+            ),
+            (status, "{\"the engine's\":1}", expected)
+        );
+    }
 }
 
 #[tokio::test]
