@@ -274,7 +274,13 @@ mod tests {
                 r#"{"priority":0,"priority":0}"#,
             ),
             // The larger the more urgent, or the other way round: without it nothing is more urgent than anything.
-            (r#"{"priority":9}"#, 9, Kind::SgLang, chat, "{}"),
+            (
+                r#"{"priority":9}"#,
+                9,
+                Kind::SgLang,
+                chat,
+                r#"{"rid":"run-01"}"#,
+            ),
         ] {
             assert_eq!(
                 bound(sent, priority, kind, path),

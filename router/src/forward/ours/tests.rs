@@ -73,7 +73,7 @@ fn what_is_the_routers_is_taken_out_of_whatever_a_client_sends() {
         those.map(|ours| ours.name)
     };
     let always = object(of(When::Always).chain(["model"]));
-    assert_eq!(whole(&always, false), r#"{ "model": 1e0 }"#);
+    assert_eq!(whole(&always, false), r#"{  "model": 1e0 }"#);
     let extra = object(of(When::WithKeys));
     assert_eq!(
         whole(&extra, false),
@@ -84,7 +84,7 @@ fn what_is_the_routers_is_taken_out_of_whatever_a_client_sends() {
     let within = object(of(When::InVllmXargs).chain(["mine"]));
     assert_eq!(
         whole(&format!(r#"{{"vllm_xargs":{within}}}"#), false),
-        r#"{"vllm_xargs":{ "mine": 1e0 }}"#
+        r#"{"vllm_xargs":{  "mine": 1e0 }}"#
     );
 }
 
