@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
-use baton_protocol::card::Card;
+use baton_protocol::card::{Card, Dispatch};
 use baton_protocol::identity::Fact;
 use baton_protocol::wire::watch_event::Event;
 use baton_protocol::wire::worker_client::WorkerClient;
@@ -37,6 +37,8 @@ pub struct Changes {
     pub descriptor: fn(&mut Descriptor),
     /// Serve another text in place of one that the card names, and name that.
     pub artifact: Option<Artifact>,
+    /// Where the card says that the worker's engine is called.
+    pub engine: Option<SocketAddr>,
 }
 
 /// A text that a card names by digest.
@@ -62,6 +64,15 @@ impl Changes {
             card: |_| (),
             descriptor: |_| (),
             artifact: None,
+            engine: None,
+        }
+    }
+
+    /// Of the place where the worker's engine is called only.
+    pub fn of_engine(engine: SocketAddr) -> Self {
+        Self {
+            engine: Some(engine),
+            ..Self::none()
         }
     }
 
@@ -206,6 +217,11 @@ impl StandIn {
         card.worker = self.name.as_str().into();
         card.control_address = self.address.to_string();
         (self.changes.card)(card);
+        if let (Some(engine), Dispatch::OpenAiHttp { url, .. }) =
+            (self.changes.engine, &mut card.dispatch)
+        {
+            *url = format!("http://{engine}");
+        }
         if let Some(altered) = &self.artifact {
             *altered.artifact.named_in(card) = Fact::observed(altered.digest.clone());
         }

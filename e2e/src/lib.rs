@@ -5,7 +5,7 @@
 //!
 //! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
 //! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given. [`lone_router`]: a router beside it.
-//! - [`disaster`]: killing and freezing its processes.
+//! - [`disaster`]: killing and freezing its processes. [`gate`]: holding what passes between a router and an engine.
 //! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
 //! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
 //! - [`simulated_network`]: router and workers under partitions, losses and crashes, by seed.
@@ -20,6 +20,7 @@ pub mod cluster;
 pub mod collector;
 pub mod disaster;
 pub mod fleet;
+pub mod gate;
 pub mod http;
 pub mod interposer;
 pub mod lone_router;

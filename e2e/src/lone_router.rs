@@ -54,9 +54,21 @@ impl LoneRouter {
     /// # Errors
     /// It does not start, or does not know all of them in time.
     pub async fn with(fleet: &Fleet, stand_ins: &[&Interposer], flags: &[&str]) -> Result<Self> {
+        Self::start(fleet, &list(fleet, stand_ins)?, flags).await
+    }
+
+    /// Over these stand-ins only.
+    ///
+    /// # Errors
+    /// It does not start, or does not know all of them in time.
+    pub async fn between(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Self> {
+        Self::start(fleet, &lines(stand_ins), &[]).await
+    }
+
+    async fn start(fleet: &Fleet, list: &[Value], flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let workers = folder.path().join("workers.json");
-        std::fs::write(&workers, list(fleet, stand_ins)?)?;
+        std::fs::write(&workers, json!(list).to_string())?;
         let state = folder.path().join("state");
         let policies = fleet.state().join("configuration/policies.json");
         let key = fleet.state().join("hash.key");
@@ -94,7 +106,7 @@ impl LoneRouter {
             api,
             admin,
         };
-        router.knows(stand_ins.len() + 1).await?;
+        router.knows(list.len()).await?;
         Ok(router)
     }
 
@@ -103,12 +115,12 @@ impl LoneRouter {
     /// # Errors
     /// It does not know all of them in time.
     pub async fn take(&self, fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<()> {
-        let text = list(fleet, stand_ins)?;
+        let list = list(fleet, stand_ins)?;
         // Written beside and renamed, so that it is never read half.
         let partial: PathBuf = self.folder.path().join("workers.partial");
-        std::fs::write(&partial, text)?;
+        std::fs::write(&partial, json!(list).to_string())?;
         std::fs::rename(&partial, self.folder.path().join("workers.json"))?;
-        self.knows(stand_ins.len() + 1).await
+        self.knows(list.len()).await
     }
 
     /// `GET /v1/fleet`.
@@ -170,12 +182,17 @@ impl LoneRouter {
     }
 }
 
-fn list(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<String> {
+/// Workers of `--workers-file`: the fleet's decode worker, and these.
+fn list(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Vec<Value>> {
     let (name, address) = control(fleet, "decode")?;
     let mut workers = vec![json!({"name": name, "control": address})];
-    for stand_in in stand_ins {
-        let address = stand_in.address.to_string();
-        workers.push(json!({"name": stand_in.name, "control": address}));
-    }
-    Ok(json!(workers).to_string())
+    workers.extend(lines(stand_ins));
+    Ok(workers)
+}
+
+fn lines(stand_ins: &[&Interposer]) -> Vec<Value> {
+    let line = |stand_in: &&Interposer| {
+        json!({"name": stand_in.name, "control": stand_in.address.to_string()})
+    };
+    stand_ins.iter().map(line).collect()
 }

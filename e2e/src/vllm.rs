@@ -31,7 +31,18 @@ pub const BLOCK: u64 = 32;
 pub struct Vllm {
     program: PathBuf,
     model: PathBuf,
-    _folder: TempDir,
+    folder: TempDir,
+}
+
+/// What a test has otherwise than an example.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Changed<'a> {
+    /// Before the arguments of both servers, as they stand in the list.
+    pub arguments: &'a str,
+    /// Texts of the example, and what takes their place.
+    pub texts: &'a [(&'a str, &'a str)],
+    /// In the environment of every process.
+    pub variables: &'a [(&'a str, &'a str)],
 }
 
 impl Vllm {
@@ -52,7 +63,7 @@ impl Vllm {
         Ok(Some(Self {
             program: PathBuf::from(well(&path)?),
             model,
-            _folder: folder,
+            folder,
         }))
     }
 
@@ -61,37 +72,87 @@ impl Vllm {
         self.program.with_file_name("python")
     }
 
-    /// The fleet of an example: one server that prefills, one that decodes, each with its daemon. `args` goes to both servers.
+    /// A text of at least so many bytes in few tokens: the longest words that the model's tokenizer has whole.
+    ///
+    /// # Errors
+    /// Its tokenizer cannot be read.
+    pub fn long_text(&self, bytes: usize) -> Result<String> {
+        /// Before a word that follows a space.
+        const SPACE: char = 'Ġ';
+        let file = self.model.join("tokenizer.json");
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let tokenizer: Value = serde_json::from_str(&text)?;
+        let vocabulary = tokenizer["model"]["vocab"].as_object();
+        let mut words: Vec<&str> = vocabulary
+            .context("the tokenizer has no vocabulary")?
+            .keys()
+            .filter_map(|token| token.strip_prefix(SPACE))
+            .filter(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()))
+            .collect();
+        words.sort_unstable_by_key(|word| (std::cmp::Reverse(word.len()), *word));
+        words.truncate(16);
+        ensure!(words.len() == 16, "the tokenizer has no words");
+        let mut text = String::with_capacity(bytes + 32);
+        for word in words.iter().cycle() {
+            if text.len() >= bytes {
+                break;
+            }
+            text.push(' ');
+            text.push_str(word);
+        }
+        Ok(text)
+    }
+
+    /// The fleet of an example: one server that prefills, one that decodes, each with its daemon.
     ///
     /// # Errors
     /// It does not become ready.
-    pub async fn pair(
-        &self,
-        example: &str,
-        args: &str,
-        variables: &[(&str, &str)],
-    ) -> Result<Fleet> {
+    pub async fn pair(&self, example: &str, changed: Changed<'_>) -> Result<Fleet> {
         let file = repository().join("examples").join(example);
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let mut text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let model = crate::fleet::path(&self.model)?;
-        let mut changed = text.replace("/tmp/baton-tiny-model", model);
-        for (marker, added) in [
-            ("args: [", format!("args: [{args}, ")),
+        let arguments = format!("args: [{}, ", changed.arguments);
+        let own = [
+            ("/tmp/baton-tiny-model", model),
+            ("args: [", arguments.as_str()),
             // Its own endpoints, which a user's server has not: to forget the cache.
             (
                 "env:\n",
-                "env:\n    - {name: VLLM_SERVER_DEV_MODE, value: \"1\"}\n".to_owned(),
+                "env:\n    - {name: VLLM_SERVER_DEV_MODE, value: \"1\"}\n",
             ),
-        ] {
-            ensure!(changed.contains(marker), "{example} has no {marker}");
-            changed = changed.replace(marker, &added);
+        ];
+        for (before, after) in own.iter().chain(changed.texts) {
+            ensure!(text.contains(before), "{example} has no {before}");
+            text = text.replace(before, after);
         }
-        let program = crate::fleet::path(&self.program)?;
-        let mut variables = variables.to_vec();
-        variables.push(("BATON_VLLM", program));
         let connector = repository().join("worker/connectors/vllm");
+        let program = self.with_later_flags()?;
+        let mut variables = changed.variables.to_vec();
+        variables.push(("BATON_VLLM", crate::fleet::path(&program)?));
         variables.push(("BATON_VLLM_CONNECTOR", crate::fleet::path(&connector)?));
-        Fleet::slow(&changed, READY, &variables).await
+        Fleet::slow(&text, READY, &variables).await
+    }
+
+    /// Servers that start from now on have these flags after their pool's, so that they win: as if somebody had changed what a server is
+    /// started with.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn later_flags(&self, flags: &str) -> Result<()> {
+        Ok(std::fs::write(self.folder.path().join("flags"), flags)?)
+    }
+
+    /// The program, with what [`Self::later_flags`] adds.
+    fn with_later_flags(&self) -> Result<PathBuf> {
+        use std::os::unix::fs::PermissionsExt;
+        self.later_flags("")?;
+        let (program, flags) = (&self.program, self.folder.path().join("flags"));
+        let (program, flags) = (crate::fleet::path(program)?, crate::fleet::path(&flags)?);
+        let script = self.folder.path().join("vllm");
+        let text = format!("#!/bin/sh\nexec '{program}' \"$@\" $(cat '{flags}')\n");
+        std::fs::write(&script, text)?;
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755))?;
+        Ok(script)
     }
 }
 
@@ -154,6 +215,57 @@ impl Server {
             .metrics()
             .await?
             .count("vllm:prompt_tokens_by_source_total", &source))
+    }
+
+    /// Waits until it has no request, in any state.
+    ///
+    /// # Errors
+    /// One stays.
+    pub async fn rests(&self) -> Result<()> {
+        wait::until("no request runs or waits", SOON, async || {
+            match self.requests().await {
+                Ok(0.0) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Requests that run or wait.
+    ///
+    /// # Errors
+    /// Its metrics cannot be read.
+    pub async fn requests(&self) -> Result<f64> {
+        let metrics = self.metrics().await?;
+        let count = |name| metrics.count(name, &[]);
+        Ok(count("vllm:num_requests_running") + count("vllm:num_requests_waiting"))
+    }
+
+    /// Requests that it has answered to their end; those that were given up are not among them.
+    ///
+    /// # Errors
+    /// Its metrics cannot be read.
+    pub async fn ended(&self) -> Result<f64> {
+        let metrics = self.metrics().await?;
+        Ok(metrics.count("vllm:request_success_total", &[]))
+    }
+
+    /// Waits until no block is used, by a lease either.
+    ///
+    /// # Errors
+    /// One is.
+    pub async fn has_given_all_back(&self, within: Duration) -> Result<()> {
+        wait::until("no block is used", within, async || {
+            match self.metrics().await {
+                Ok(metrics) if metrics.count("vllm:kv_cache_usage_perc", &[]) == 0.0 => Ok(()),
+                Ok(metrics) => Err(format!(
+                    "{} of all blocks",
+                    metrics.count("vllm:kv_cache_usage_perc", &[])
+                )),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        })
+        .await
     }
 
     /// Waits until that is at least so many.

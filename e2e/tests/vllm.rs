@@ -2,10 +2,20 @@
 //! moves KV by itself (NIXL), once with Baton's own, which has every block checked. Each pair is started once for all that is asked of it.
 //! A machine without vLLM (`e2e/engines/vllm install`) says so and does none of it.
 
+#[path = "vllm/aborts.rs"]
+mod aborts;
 #[path = "vllm/baton.rs"]
 mod baton;
+#[path = "vllm/deaths.rs"]
+mod deaths;
 #[path = "vllm/equal.rs"]
 mod equal;
+#[path = "vllm/events.rs"]
+mod events;
+#[path = "vllm/gated.rs"]
+mod gated;
+#[path = "vllm/leases.rs"]
+mod leases;
 #[path = "vllm/nixl.rs"]
 mod nixl;
 #[path = "vllm/odd.rs"]

@@ -140,14 +140,15 @@ impl Child {
         watch.release().await;
     }
 
-    /// The last line that it wrote.
+    /// The last line that it wrote; of an engine that ended with a Python error, that error.
     pub(crate) fn last_words(&self) -> String {
-        last_line(&self.log, self.log_start).unwrap_or_default()
+        last_words(&self.log, self.log_start).unwrap_or_default()
     }
 }
 
-/// The last line of a file that is not blank, from `start` on. Reads at most the last 16 KiB.
-fn last_line(file: &Path, start: u64) -> Option<String> {
+/// The last line of a file that is not blank, from `start` on, or before it the last that is an error of Python's: what its modules
+/// say while they end comes behind that. Reads at most the last 16 KiB.
+fn last_words(file: &Path, start: u64) -> Option<String> {
     const WINDOW: u64 = 16 << 10;
     let mut file = File::open(file).ok()?;
     let length = file.metadata().ok()?.len();
@@ -156,11 +157,18 @@ fn last_line(file: &Path, start: u64) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(WINDOW).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    text.lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| !line.is_empty())
+    let lines = || text.lines().rev().map(str::trim);
+    let word = lines().find(|line| is_python_error(line));
+    word.or_else(|| lines().find(|line| !line.is_empty()))
         .map(ToOwned::to_owned)
+}
+
+/// Such as `ValueError: why`.
+fn is_python_error(line: &str) -> bool {
+    line.split_once(": ").is_some_and(|(kind, _)| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._".contains(&byte);
+        kind.ends_with("Error") && kind.len() > "Error".len() && kind.bytes().all(plain)
+    })
 }
 
 /// How a process ended, for people.
@@ -198,6 +206,15 @@ mod tests {
         let mut second = Child::start(&shell(folder.path(), "exit 0")).unwrap();
         second.ended().await.unwrap();
         assert_eq!(second.last_words(), "");
+    }
+
+    #[tokio::test]
+    async fn an_error_of_pythons_counts_more_than_what_is_said_behind_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "echo '  File x'; echo 'RuntimeError: no memory'; echo 'warnings.warn(a: b)'";
+        let mut child = Child::start(&shell(folder.path(), script)).unwrap();
+        child.ended().await.unwrap();
+        assert_eq!(child.last_words(), "RuntimeError: no memory");
     }
 
     #[tokio::test]

@@ -168,11 +168,13 @@ impl Kept {
             let words = child.last_words();
             if !self.health.is_ready() {
                 let name = &self.program.name;
+                let log = self.program.log.display();
                 if words.is_empty() {
-                    bail!(
-                        "{name} {how} before it was ready, without a word in {}",
-                        self.program.log.display()
-                    );
+                    bail!("{name} {how} before it was ready, without a word in {log}");
+                }
+                // An engine's last word is seldom its reason.
+                if self.program.maker == Maker::Others {
+                    bail!("{name} {how} before it was ready: {words}: read {log}");
                 }
                 bail!("{name} {how} before it was ready: {words}");
             }

@@ -1,21 +1,61 @@
 //! vLLM's own connector: it moves the KV, and its word is what there is.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use baton_e2e::fleet::Fleet;
-use baton_e2e::vllm::{Server, Vllm};
+use baton_e2e::told;
+use baton_e2e::vllm::{Changed, Server, Vllm};
 
-use super::equal;
+use super::equal::{self, Question, ask, same};
+use super::gated::Gated;
+use super::{aborts, deaths, events, leases};
+
+/// A prompt of 200 KB fits, and little more: of 16,600 tokens where each has twelve letters.
+const TEXTS: [(&str, &str); 2] = [
+    ("maxModelLength: 4096", "maxModelLength: 18432"),
+    ("\"400\"", "\"640\""),
+];
+const LARGE: usize = 200 << 10;
+/// Longer than the example's lease.
+const GIVEN_BACK: Duration = Duration::from_secs(90);
 
 /// # Errors
 /// What does not hold.
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
-    let fleet = vllm
-        .pair("vllm-cpu.yaml", "--max-num-batched-tokens, \"1024\"", &[])
-        .await?;
+    let changed = Changed {
+        arguments: "--max-num-batched-tokens, \"1024\"",
+        texts: &TEXTS,
+        ..Changed::default()
+    };
+    let fleet = vllm.pair("vllm-cpu.yaml", changed).await?;
     equal::handed_over_or_not(&fleet, "EngineTrusted", &[60, 300]).await?;
     the_connector_says_so(&fleet).await?;
-    equal::a_repeated_prompt_is_credited(&fleet, 51).await?;
+    events::a_reset_is_followed(&fleet, 51).await?;
+    a_large_prompt_is_handed_over(vllm, &fleet).await?;
+    let gated = Gated::over(&fleet).await?;
+    aborts::in_each_phase(&fleet, &gated).await?;
+    leases::end_before_they_are_read(&fleet, &gated).await?;
+    deaths::of_the_server_that_prefills(vllm, &fleet, &gated).await?;
+    for pool in ["prefill", "decode"] {
+        Server::of(&fleet, pool)?
+            .has_given_all_back(GIVEN_BACK)
+            .await?;
+    }
+    drop(gated);
     fleet.end().await
+}
+
+async fn a_large_prompt_is_handed_over(vllm: &Vllm, fleet: &Fleet) -> Result<()> {
+    let question = Question::completion(vllm.long_text(LARGE)?);
+    let through = ask(&fleet.api, &question, Some("Disaggregated")).await?;
+    let decode = Server::of(fleet, "decode")?;
+    let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
+    same(&question, &direct, &through)?;
+    let tokens = &through.body["usage"]["prompt_tokens"];
+    ensure!(tokens.as_u64() > Some(16_000), "{}", through.body);
+    told(&format!("200 KB, {tokens} tokens, answered alike"));
+    Ok(())
 }
 
 async fn the_connector_says_so(fleet: &Fleet) -> Result<()> {

@@ -1,0 +1,129 @@
+//! Clients that leave, in each phase of a hand-off: nothing goes on for them, and whoever asks next is answered.
+
+use anyhow::{Result, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::gate::Held;
+use baton_e2e::told;
+use baton_e2e::vllm::Server;
+use baton_e2e::wait;
+use std::time::Duration;
+
+use super::equal::{Question, ask, prompt, same};
+use super::gated::{Gated, is_cancelled};
+
+/// Metrics are written once a step or second.
+const SOON: Duration = Duration::from_secs(60);
+
+/// # Errors
+/// What does not hold.
+pub(crate) async fn in_each_phase(fleet: &Fleet, gated: &Gated) -> Result<()> {
+    let (prefill, decode) = (
+        Server::of(fleet, "prefill")?,
+        Server::of(fleet, "decode")?,
+    );
+    while_the_prompt_is_computed(gated, &prefill).await?;
+    next_is_right(gated, &prefill, &decode, 300).await?;
+    between_the_legs(gated, &decode).await?;
+    next_is_right(gated, &prefill, &decode, 301).await?;
+    before_the_first_token(gated, &decode).await?;
+    next_is_right(gated, &prefill, &decode, 302).await?;
+    within_the_stream(gated, &decode).await?;
+    next_is_right(gated, &prefill, &decode, 303).await?;
+    told("clients left in each of four phases, and nothing went on for them");
+    Ok(())
+}
+
+/// A prompt that takes several steps.
+async fn while_the_prompt_is_computed(gated: &Gated, prefill: &Server) -> Result<()> {
+    let before = prefill.ended().await?;
+    let long = Question::completion(prompt(310, 2500));
+    let record = gated
+        .hung_up(&long, "left-in-prefill", async {
+            has_requests(prefill).await
+        })
+        .await?;
+    is_cancelled(&record, &["accepted"], &["kv_published", "decode_started"])?;
+    has_stopped(prefill, before).await
+}
+
+/// The second leg waits at the gate: the server that decodes has not heard of it.
+async fn between_the_legs(gated: &Gated, decode: &Server) -> Result<()> {
+    let before = decode.ended().await?;
+    gated.decode.hold(Held::Requests);
+    let question = Question::completion(prompt(311, 40));
+    let record = gated
+        .hung_up(&question, "left-between", gated.decode.has_caught(1))
+        .await?;
+    gated.decode.hold(Held::Nothing);
+    is_cancelled(&record, &["kv_published"], &["decode_started"])?;
+    has_stopped(decode, before).await
+}
+
+/// The answer waits at the gate: the server has begun to generate.
+async fn before_the_first_token(gated: &Gated, decode: &Server) -> Result<()> {
+    let before = decode.ended().await?;
+    gated.decode.hold(Held::Answers);
+    let record = gated
+        .hung_up(&endless(312), "left-before-first", gated.decode.has_caught(1))
+        .await?;
+    gated.decode.hold(Held::Nothing);
+    is_cancelled(&record, &["kv_published"], &["streaming"])?;
+    has_stopped(decode, before).await
+}
+
+async fn within_the_stream(gated: &Gated, decode: &Server) -> Result<()> {
+    let before = decode.ended().await?;
+    let mut events = gated.open(&endless(313), "left-in-stream").await?;
+    for _ in 0..3 {
+        ensure!(events.next().await?.is_some(), "the stream has ended");
+    }
+    drop(events);
+    let admin = &gated.router.admin;
+    let record = baton_e2e::record::Record::of_request(admin, "left-in-stream").await?;
+    is_cancelled(&record, &["decode_started", "streaming"], &["completed"])?;
+    has_stopped(decode, before).await
+}
+
+/// Minutes of tokens.
+fn endless(number: usize) -> Question {
+    Question::completion(prompt(number, 40))
+        .with("max_tokens", 16_000)
+        .with("ignore_eos", true)
+        .with("logprobs", serde_json::Value::Null)
+}
+
+async fn has_requests(server: &Server) -> Result<()> {
+    wait::until("the server computes", SOON, async || {
+        match server.requests().await {
+            Ok(count) if count > 0.0 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+/// Nothing runs any more, and nothing has run to its end since the server had ended so many.
+async fn has_stopped(server: &Server, ended: f64) -> Result<()> {
+    server.rests().await?;
+    let now = server.ended().await?;
+    ensure!(now <= ended, "{} went on to the end", now - ended);
+    Ok(())
+}
+
+async fn next_is_right(
+    gated: &Gated,
+    prefill: &Server,
+    decode: &Server,
+    number: usize,
+) -> Result<()> {
+    prefill.rests().await?;
+    decode.rests().await?;
+    let question = Question::completion(prompt(number, 40));
+    let through = gated.ask(&question).await?;
+    let direct = Box::pin(ask(&decode.client, &question.clone().salted("direct"), None)).await?;
+    same(&question, &direct, &through)?;
+    let record = gated.record(&through).await?;
+    ensure!(record.kind()? == "Remote", "{}", record.0);
+    ensure!(record.0["fallback"].is_null(), "{}", record.0);
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! The server that prefills dies and comes back, with vLLM's own connector: as another one, which is not paired, and as it was.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_e2e::fleet::{Fleet, Started};
+use baton_e2e::gate::Held;
+use baton_e2e::process::signal_process;
+use baton_e2e::record::Record;
+use baton_e2e::told;
+use baton_e2e::vllm::{Server, Vllm};
+use baton_e2e::wait;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::equal::{Answered, Question, ask, prompt, same};
+use super::events::blocks;
+use super::gated::Gated;
+
+/// A server starts in a minute, and in ten beside other work.
+const BACK: Duration = Duration::from_secs(900);
+const SOON: Duration = Duration::from_secs(60);
+const ENGINE: &str = "prefill-0-engine";
+
+/// # Errors
+/// What does not hold.
+pub(crate) async fn of_the_server_that_prefills(
+    vllm: &Vllm,
+    fleet: &Fleet,
+    gated: &Gated,
+) -> Result<()> {
+    // What it is started with the next time.
+    vllm.later_flags("--block-size 64")?;
+    let first = killed_between_the_legs(fleet, gated).await?;
+    nobody_prefills(fleet, gated, 510).await?;
+    let second = back(fleet, &first).await?;
+    another_block_size_is_not_paired(fleet, gated).await?;
+
+    vllm.later_flags("")?;
+    kill(fleet).await?;
+    back(fleet, &second).await?;
+    ensure!(
+        blocks(fleet, "prefill").await?.1 == 0,
+        "blocks of a server that has ended are credited"
+    );
+    gated.hands_over(fleet, 530..580).await?;
+    its_prompts_are_credited(fleet, gated).await?;
+    told("the server that prefilled was killed and came back, under other flags unpaired, and as before in use");
+    Ok(())
+}
+
+/// It has answered its leg, and the decode leg waits at the gate.
+async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> {
+    let question = Question::completion(prompt(500, 60));
+    let incarnation = incarnation(fleet).await?;
+    gated.decode.hold(Held::Requests);
+    let hold = async {
+        gated.decode.has_caught(1).await?;
+        kill(fleet).await?;
+        gated.decode.hold(Held::Nothing);
+        anyhow::Ok(())
+    };
+    let (through, held) = tokio::join!(gated.ask(&question), hold);
+    held?;
+    let through = through?;
+    is_right(fleet, &question, &through).await?;
+    let record = gated.record(&through).await?;
+    record.check_order()?;
+    told(&format!(
+        "killed between the legs: fallback {}, {}",
+        record.0["fallback"], record.0["actual"]
+    ));
+    Ok(incarnation)
+}
+
+/// While it is away.
+async fn nobody_prefills(fleet: &Fleet, gated: &Gated, number: usize) -> Result<()> {
+    let workers = || gated.router.view();
+    wait::until("the router knows that it is away", SOON, async || {
+        let view = workers().await.map_err(|error| error.to_string())?;
+        let list = view["workers"].as_array().cloned().unwrap_or_default();
+        let prefill = list.iter().find(|worker| worker["id"] == "prefill-0");
+        let ready = prefill.is_some_and(|worker| worker["state"] == "Ready");
+        (!ready).then_some(()).ok_or_else(|| format!("{prefill:?}"))
+    })
+    .await?;
+    let question = Question::completion(prompt(number, 40));
+    let through = gated.ask(&question).await?;
+    is_right(fleet, &question, &through).await?;
+    let record = gated.record(&through).await?;
+    is_local(&record)
+}
+
+async fn another_block_size_is_not_paired(fleet: &Fleet, gated: &Gated) -> Result<()> {
+    let view = gated.router.view().await?;
+    let pairs = view["pairs"].as_array().context("pairs")?;
+    let differs = |pair: &&Value| {
+        pair["compatible"] == false && pair["differences"].to_string().contains("lockSize")
+    };
+    ensure!(
+        pairs.iter().any(|pair| differs(&pair)),
+        "the field is not named: {pairs:?}"
+    );
+    let question = Question::completion(prompt(520, 40));
+    let through = gated.ask(&question).await?;
+    is_right(fleet, &question, &through).await?;
+    let record = gated.record(&through).await?;
+    is_local(&record)?;
+    ensure!(
+        record.0["filtered"]["Incompatible"].as_u64() > Some(0),
+        "{}",
+        record.0["filtered"]
+    );
+    Ok(())
+}
+
+/// Its new life's index is filled, and credited as vLLM counts.
+async fn its_prompts_are_credited(fleet: &Fleet, gated: &Gated) -> Result<()> {
+    let decode = Server::of(fleet, "decode")?;
+    let question = Question::completion(prompt(590, 100));
+    gated.ask(&question).await?;
+    wait::until("the prompt is credited to it", SOON, async || {
+        let words = |error: anyhow::Error| format!("{error:#}");
+        // Else the decode server has all of it, and asks for nothing.
+        decode.forget().await.map_err(words)?;
+        let again = gated.ask(&question).await.map_err(words)?;
+        let record = gated.record(&again).await.map_err(words)?;
+        let credited = record.chosen().map_err(words)?["cachedTokens"]["prefill"].as_u64();
+        // Of a prompt that was handed over, vLLM says what the server that prefilled had cached.
+        let reported = again.body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        if credited == reported && credited > Some(0) {
+            return Ok(());
+        }
+        Err(format!("credited {credited:?}, reported {reported:?}"))
+    })
+    .await
+}
+
+fn is_local(record: &Record) -> Result<()> {
+    record.check_order()?;
+    ensure!(
+        record.kind()? == "Local" && record.text("reason") == "NoPrefillWorker",
+        "{}: {}",
+        record.text("reason"),
+        record.text("explanation")
+    );
+    Ok(())
+}
+
+async fn is_right(fleet: &Fleet, question: &Question, through: &Answered) -> Result<()> {
+    let decode = Server::of(fleet, "decode")?;
+    let direct = question.clone().salted("direct");
+    let direct = Box::pin(ask(&decode.client, &direct, None)).await?;
+    same(question, &direct, through)
+}
+
+/// With all its processes, which `baton up` ends after their leader.
+async fn kill(fleet: &Fleet) -> Result<()> {
+    let Started { pid, .. } = fleet.named(ENGINE)?;
+    signal_process(pid, Signal::KILL);
+    wait::until("the server has ended", SOON, async || {
+        match fleet.named(ENGINE) {
+            Ok(engine) if engine.pid == pid => Err(format!("{engine:?}")),
+            _ => Ok(()),
+        }
+    })
+    .await
+}
+
+async fn prefill(fleet: &Fleet) -> Result<Value> {
+    let workers = fleet.workers(Some("prefill")).await?;
+    workers.into_iter().next().context("no prefill worker")
+}
+
+async fn incarnation(fleet: &Fleet) -> Result<Value> {
+    Ok(prefill(fleet).await?["incarnation"].take())
+}
+
+/// Waits for another life of it than `before`.
+async fn back(fleet: &Fleet, before: &Value) -> Result<Value> {
+    wait::until("the server is back", BACK, async || {
+        let mut worker = prefill(fleet).await.map_err(|error| error.to_string())?;
+        if worker["state"] == "Ready" && worker["incarnation"] != *before {
+            return Ok(worker["incarnation"].take());
+        }
+        Err(worker.to_string())
+    })
+    .await
+}

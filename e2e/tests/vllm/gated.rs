@@ -1,0 +1,147 @@
+//! A router of a test's own over a fleet's workers, with a gate before each of their servers; and what is asked through it.
+
+use anyhow::{Result, bail, ensure};
+use baton_e2e::fleet::Fleet;
+use baton_e2e::gate::Gate;
+use baton_e2e::http::Events;
+use baton_e2e::interposer::{Changes, Interposer};
+use baton_e2e::lone_router::{LoneRouter, control};
+use baton_e2e::record::Record;
+use baton_e2e::vllm::Server;
+use baton_e2e::wait;
+use std::time::Duration;
+
+use super::equal::{Answered, Question, ask, same};
+
+pub(crate) const REMOTE: Option<&str> = Some("Disaggregated");
+/// A link that was shut is tried again after the policy's ten seconds, and a worker that came back is known within one or two.
+const OPEN_AGAIN: Duration = Duration::from_secs(90);
+
+pub(crate) struct Gated {
+    pub(crate) router: LoneRouter,
+    /// Before the server that prefills.
+    pub(crate) prefill: Gate,
+    /// Before the one that decodes.
+    pub(crate) decode: Gate,
+    _stand_ins: [Interposer; 2],
+}
+
+impl Gated {
+    /// # Errors
+    /// The router does not start.
+    pub(crate) async fn over(fleet: &Fleet) -> Result<Self> {
+        let (prefill, first) = gate(fleet, "prefill").await?;
+        let (decode, second) = gate(fleet, "decode").await?;
+        let router = LoneRouter::between(fleet, &[&first, &second]).await?;
+        Ok(Self {
+            router,
+            prefill,
+            decode,
+            _stand_ins: [first, second],
+        })
+    }
+
+    /// Asks for a hand-off.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub(crate) async fn ask(&self, question: &Question) -> Result<Answered> {
+        Box::pin(ask(&self.router.api, question, REMOTE)).await
+    }
+
+    /// # Errors
+    /// There is none.
+    pub(crate) async fn record(&self, answered: &Answered) -> Result<Record> {
+        Record::of(&self.router.admin, answered.run()?).await
+    }
+
+    /// Asks and hangs up at a moment, before which there must be no whole answer; what was recorded of it.
+    ///
+    /// # Errors
+    /// The moment does not come.
+    pub(crate) async fn hung_up(
+        &self,
+        question: &Question,
+        request: &str,
+        moment: impl Future<Output = Result<()>>,
+    ) -> Result<Record> {
+        let asked = async {
+            let mut events = self.open(question, request).await?;
+            while events.next().await?.is_some() {}
+            bail!("{request}: it was answered before")
+        };
+        tokio::select! {
+            answered = asked => answered,
+            come = moment => come,
+        }?;
+        Record::of_request(&self.router.admin, request).await
+    }
+
+    /// Asks for a stream.
+    ///
+    /// # Errors
+    /// It does not begin.
+    pub(crate) async fn open(&self, question: &Question, request: &str) -> Result<Events> {
+        let headers = [("x-baton-mode", "Disaggregated"), ("x-request-id", request)];
+        let question = question.clone().with("stream", true);
+        let open = self.router.api.open(question.path, &headers, &question.body);
+        Ok(open.await?.events())
+    }
+
+    /// The next questions are answered as the decode server answers them alone, until one of them was handed over.
+    ///
+    /// # Errors
+    /// One is answered otherwise, or none is handed over.
+    pub(crate) async fn hands_over(
+        &self,
+        fleet: &Fleet,
+        numbers: std::ops::Range<usize>,
+    ) -> Result<Record> {
+        let decode = Server::of(fleet, "decode")?;
+        let mut numbers = numbers;
+        wait::until("a prompt is handed over", OPEN_AGAIN, async || {
+            let words = |error: anyhow::Error| format!("{error:#}");
+            let number = numbers.next().ok_or("no question is left")?;
+            let question = Question::completion(super::equal::prompt(number, 40));
+            let through = self.ask(&question).await.map_err(words)?;
+            let direct = question.clone().salted("direct");
+            let direct = Box::pin(ask(&decode.client, &direct, None)).await;
+            // Not one wrong answer on the way: that ends the test.
+            let checked = direct.and_then(|direct| same(&question, &direct, &through));
+            if let Err(error) = checked {
+                return Ok(Err(error));
+            }
+            let record = self.record(&through).await.map_err(words)?;
+            let kept = record.kind().is_ok_and(|kind| kind == "Remote");
+            if kept && record.0["fallback"].is_null() {
+                return Ok(Ok(record));
+            }
+            Err(record.text("explanation").to_owned())
+        })
+        .await?
+    }
+}
+
+async fn gate(fleet: &Fleet, pool: &str) -> Result<(Gate, Interposer)> {
+    let server = Server::of(fleet, pool)?;
+    let gate = Gate::before(server.client.address()).await?;
+    let (name, daemon) = control(fleet, pool)?;
+    let stand_in = Interposer::before(&daemon, &name, Changes::of_engine(gate.address)).await?;
+    Ok((gate, stand_in))
+}
+
+/// # Errors
+/// The record has another status, or states that say otherwise.
+pub(crate) fn is_cancelled(record: &Record, passed: &[&str], not_passed: &[&str]) -> Result<()> {
+    record.check_order()?;
+    ensure!(
+        record.0["outcome"]["status"] == "Cancelled",
+        "{}",
+        record.0["outcome"]
+    );
+    let states = record.0["states"].to_string();
+    let has = |state: &&&str| states.contains(&format!("\"{state}\""));
+    ensure!(passed.iter().all(|state| has(&state)), "{states}");
+    ensure!(!not_passed.iter().any(|state| has(&state)), "{states}");
+    Ok(())
+}
