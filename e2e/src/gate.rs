@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -62,7 +61,19 @@ impl Gate {
             // Ended with the gate.
             let mut open = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                open.spawn(pass(client, upstream, sight.clone(), Arc::clone(&counted)));
+                let passing = Passing {
+                    client,
+                    server: None,
+                    upstream,
+                    held: sight.clone(),
+                    caught: Arc::clone(&counted),
+                    requests: Vec::new(),
+                    answers: Vec::new(),
+                    counted: false,
+                    over: false,
+                };
+                // An end's failure shows to the other as its end.
+                open.spawn(passing.pass());
                 while open.try_join_next().is_some() {}
             }
         });
@@ -95,88 +106,92 @@ impl Gate {
     }
 }
 
-/// One connection: either end's end ends it, whatever it holds.
-async fn pass(
+/// One connection of a client's. What it sends goes to a connection to the server that is opened when it may: a server closes those on
+/// which nothing comes for a few seconds.
+struct Passing {
     client: TcpStream,
+    server: Option<TcpStream>,
     upstream: SocketAddr,
     held: watch::Receiver<Held>,
     caught: Arc<AtomicU64>,
-) {
-    let Ok(server) = TcpStream::connect(upstream).await else {
-        return;
-    };
-    // Small writes are not delayed; where that cannot be had, they are.
-    let _ = client.set_nodelay(true);
-    let _ = server.set_nodelay(true);
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let way = |requests| Way {
-        held: held.clone(),
-        caught: Arc::clone(&caught),
-        requests,
-    };
-    tokio::select! {
-        () = way(true).carry(from_client, to_server) => {}
-        () = way(false).carry(from_server, to_client) => {}
-    }
+    requests: Vec<u8>,
+    answers: Vec<u8>,
+    /// What is held now was counted.
+    counted: bool,
+    /// The server has closed its connection.
+    over: bool,
 }
 
-/// One direction of a connection.
-struct Way {
-    held: watch::Receiver<Held>,
-    caught: Arc<AtomicU64>,
-    requests: bool,
-}
-
-impl Way {
-    async fn carry(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
-        let mut kept = Vec::new();
-        let mut counted = false;
-        let mut ended = false;
+impl Passing {
+    /// Until either end closes it.
+    async fn pass(mut self) -> std::io::Result<()> {
+        // Small writes are not delayed; where that cannot be had, they are.
+        let _ = self.client.set_nodelay(true);
+        let (mut asked, mut told) = (vec![0; PIECE], vec![0; PIECE]);
         loop {
-            let passes = self.passes(&kept);
-            if passes > 0 {
-                let piece: Vec<u8> = kept.drain(..passes).collect();
-                if to.write_all(&piece).await.is_err() {
-                    return;
-                }
-                continue;
+            self.let_through().await?;
+            if self.over && self.requests.is_empty() && self.answers.is_empty() {
+                return Ok(());
             }
-            if kept.is_empty() {
-                counted = false;
-                if ended {
-                    return;
-                }
-            } else if !std::mem::replace(&mut counted, true) {
-                self.caught.fetch_add(1, Ordering::SeqCst);
-            }
-            let mut piece = vec![0; PIECE];
             tokio::select! {
-                changed = self.held.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                read = from.read(&mut piece), if !ended => match read {
-                    Ok(0) | Err(_) if self.requests => return,
-                    Ok(0) | Err(_) => ended = true,
-                    Ok(count) => kept.extend_from_slice(&piece[..count]),
+                changed = self.held.changed() => changed.map_err(std::io::Error::other)?,
+                read = self.client.read(&mut asked) => match read? {
+                    0 => return Ok(()),
+                    count => self.requests.extend_from_slice(&asked[..count]),
+                },
+                read = read(&mut self.server, &mut told) => match read? {
+                    0 => (self.server, self.over) = (None, true),
+                    count => self.answers.extend_from_slice(&told[..count]),
                 },
             }
         }
     }
 
-    /// How many of the bytes that are here may go on.
-    fn passes(&mut self, kept: &[u8]) -> usize {
-        match (*self.held.borrow_and_update(), self.requests) {
-            (Held::Requests, true) | (Held::Answers, false) => 0,
-            (Held::Bodies, false) if kept.starts_with(b"HTTP/1.1 ") => kept
-                .windows(HEAD_ENDS.len())
-                .position(|bytes| bytes == HEAD_ENDS)
-                .map_or(0, |end| end + HEAD_ENDS.len()),
-            (Held::Bodies, false) => 0,
-            _ => kept.len(),
+    /// Passes on what may be.
+    async fn let_through(&mut self) -> std::io::Result<()> {
+        let held = *self.held.borrow_and_update();
+        if held == Held::Requests && !self.requests.is_empty() {
+            (self.server, self.over) = (None, false);
+        } else if !self.requests.is_empty() {
+            if self.server.is_none() {
+                let server = TcpStream::connect(self.upstream).await?;
+                let _ = server.set_nodelay(true);
+                (self.server, self.over) = (Some(server), false);
+            }
+            if let Some(server) = &mut self.server {
+                server.write_all(&self.requests).await?;
+            }
+            self.requests.clear();
         }
+        let passes = passing(held, &self.answers);
+        self.client.write_all(&self.answers[..passes]).await?;
+        self.answers.drain(..passes);
+        let holds = !(self.requests.is_empty() && self.answers.is_empty());
+        if holds && !self.counted {
+            self.caught.fetch_add(1, Ordering::SeqCst);
+        }
+        self.counted = holds;
+        Ok(())
+    }
+}
+
+async fn read(server: &mut Option<TcpStream>, piece: &mut [u8]) -> std::io::Result<usize> {
+    match server {
+        Some(server) => server.read(piece).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How many bytes of an answer may go on.
+fn passing(held: Held, answer: &[u8]) -> usize {
+    match held {
+        Held::Answers => 0,
+        Held::Bodies if answer.starts_with(b"HTTP/1.1 ") => answer
+            .windows(HEAD_ENDS.len())
+            .position(|bytes| bytes == HEAD_ENDS)
+            .map_or(0, |end| end + HEAD_ENDS.len()),
+        Held::Bodies => 0,
+        Held::Nothing | Held::Requests => answer.len(),
     }
 }
 

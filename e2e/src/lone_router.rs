@@ -191,8 +191,6 @@ fn list(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Vec<Value>> {
 }
 
 fn lines(stand_ins: &[&Interposer]) -> Vec<Value> {
-    let line = |stand_in: &&Interposer| {
-        json!({"name": stand_in.name, "control": stand_in.address.to_string()})
-    };
+    let line = |stand_in: &&Interposer| json!({"name": stand_in.name, "control": stand_in.address.to_string()});
     stand_ins.iter().map(line).collect()
 }

@@ -109,7 +109,8 @@ impl Vllm {
     /// It does not become ready.
     pub async fn pair(&self, example: &str, changed: Changed<'_>) -> Result<Fleet> {
         let file = repository().join("examples").join(example);
-        let mut text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let mut text =
+            std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let model = crate::fleet::path(&self.model)?;
         let arguments = format!("args: [{}, ", changed.arguments);
         let own = [
@@ -239,15 +240,6 @@ impl Server {
         let metrics = self.metrics().await?;
         let count = |name| metrics.count(name, &[]);
         Ok(count("vllm:num_requests_running") + count("vllm:num_requests_waiting"))
-    }
-
-    /// Requests that it has answered to their end; those that were given up are not among them.
-    ///
-    /// # Errors
-    /// Its metrics cannot be read.
-    pub async fn ended(&self) -> Result<f64> {
-        let metrics = self.metrics().await?;
-        Ok(metrics.count("vllm:request_success_total", &[]))
     }
 
     /// Waits until no block is used, by a lease either.

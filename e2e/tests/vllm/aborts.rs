@@ -17,10 +17,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// # Errors
 /// What does not hold.
 pub(crate) async fn in_each_phase(fleet: &Fleet, gated: &Gated) -> Result<()> {
-    let (prefill, decode) = (
-        Server::of(fleet, "prefill")?,
-        Server::of(fleet, "decode")?,
-    );
+    let (prefill, decode) = (Server::of(fleet, "prefill")?, Server::of(fleet, "decode")?);
     while_the_prompt_is_computed(gated, &prefill).await?;
     next_is_right(gated, &prefill, &decode, 300).await?;
     between_the_legs(gated, &decode).await?;
@@ -35,7 +32,7 @@ pub(crate) async fn in_each_phase(fleet: &Fleet, gated: &Gated) -> Result<()> {
 
 /// A prompt that takes several steps.
 async fn while_the_prompt_is_computed(gated: &Gated, prefill: &Server) -> Result<()> {
-    let before = prefill.ended().await?;
+    let before = ended(prefill).await?;
     let long = Question::completion(prompt(310, 2500));
     let record = gated
         .hung_up(&long, "left-in-prefill", async {
@@ -48,7 +45,7 @@ async fn while_the_prompt_is_computed(gated: &Gated, prefill: &Server) -> Result
 
 /// The second leg waits at the gate: the server that decodes has not heard of it.
 async fn between_the_legs(gated: &Gated, decode: &Server) -> Result<()> {
-    let before = decode.ended().await?;
+    let before = ended(decode).await?;
     gated.decode.hold(Held::Requests);
     let question = Question::completion(prompt(311, 40));
     let record = gated
@@ -61,10 +58,14 @@ async fn between_the_legs(gated: &Gated, decode: &Server) -> Result<()> {
 
 /// The answer waits at the gate: the server has begun to generate.
 async fn before_the_first_token(gated: &Gated, decode: &Server) -> Result<()> {
-    let before = decode.ended().await?;
+    let before = ended(decode).await?;
     gated.decode.hold(Held::Answers);
     let record = gated
-        .hung_up(&endless(312), "left-before-first", gated.decode.has_caught(1))
+        .hung_up(
+            &endless(312),
+            "left-before-first",
+            gated.decode.has_caught(1),
+        )
         .await?;
     gated.decode.hold(Held::Nothing);
     is_cancelled(&record, &["kv_published"], &["streaming"])?;
@@ -72,7 +73,7 @@ async fn before_the_first_token(gated: &Gated, decode: &Server) -> Result<()> {
 }
 
 async fn within_the_stream(gated: &Gated, decode: &Server) -> Result<()> {
-    let before = decode.ended().await?;
+    let before = ended(decode).await?;
     let mut events = gated.open(&endless(313), "left-in-stream").await?;
     for _ in 0..3 {
         ensure!(events.next().await?.is_some(), "the stream has ended");
@@ -102,11 +103,17 @@ async fn has_requests(server: &Server) -> Result<()> {
     .await
 }
 
-/// Nothing runs any more, and nothing has run to its end since the server had ended so many.
-async fn has_stopped(server: &Server, ended: f64) -> Result<()> {
+/// Requests that the server has answered to their end; those that were given up are not among them.
+async fn ended(server: &Server) -> Result<f64> {
+    let metrics = server.metrics().await?;
+    Ok(metrics.count("vllm:request_success_total", &[]))
+}
+
+/// Nothing runs any more, and nothing has run to its end since there were so many of those.
+async fn has_stopped(server: &Server, before: f64) -> Result<()> {
     server.rests().await?;
-    let now = server.ended().await?;
-    ensure!(now <= ended, "{} went on to the end", now - ended);
+    let more = ended(server).await? - before;
+    ensure!(more <= 0.0, "{more} went on to the end");
     Ok(())
 }
 
@@ -120,7 +127,12 @@ async fn next_is_right(
     decode.rests().await?;
     let question = Question::completion(prompt(number, 40));
     let through = gated.ask(&question).await?;
-    let direct = Box::pin(ask(&decode.client, &question.clone().salted("direct"), None)).await?;
+    let direct = Box::pin(ask(
+        &decode.client,
+        &question.clone().salted("direct"),
+        None,
+    ))
+    .await?;
     same(&question, &direct, &through)?;
     let record = gated.record(&through).await?;
     ensure!(record.kind()? == "Remote", "{}", record.0);

@@ -108,7 +108,7 @@ async fn asked(fleet: &Fleet, question: &Question) -> Result<Seen> {
 }
 
 /// Blocks of a pool's worker: all, and those that the router knows to hold a prefix.
-pub(crate) async fn blocks(fleet: &Fleet, role: &str) -> Result<(u64, u64)> {
+async fn blocks(fleet: &Fleet, role: &str) -> Result<(u64, u64)> {
     let workers = fleet.workers(Some(role)).await?;
     let worker = workers.first().context("no worker")?;
     let count = |name: &str| {

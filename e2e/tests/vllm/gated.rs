@@ -6,6 +6,7 @@ use baton_e2e::gate::Gate;
 use baton_e2e::http::Events;
 use baton_e2e::interposer::{Changes, Interposer};
 use baton_e2e::lone_router::{LoneRouter, control};
+use baton_e2e::metrics::Metrics;
 use baton_e2e::record::Record;
 use baton_e2e::vllm::Server;
 use baton_e2e::wait;
@@ -14,6 +15,8 @@ use std::time::Duration;
 use super::equal::{Answered, Question, ask, same};
 
 pub(crate) const REMOTE: Option<&str> = Some("Disaggregated");
+/// Daemons read their servers' counters once a second.
+const COUNTED: Duration = Duration::from_secs(30);
 /// A link that was shut is tried again after the policy's ten seconds, and a worker that came back is known within one or two.
 const OPEN_AGAIN: Duration = Duration::from_secs(90);
 
@@ -55,6 +58,23 @@ impl Gated {
         Record::of(&self.router.admin, answered.run()?).await
     }
 
+    /// Waits until the router has counted one at least.
+    ///
+    /// # Errors
+    /// It has not.
+    pub(crate) async fn counts(&self, counter: &str) -> Result<()> {
+        wait::until(counter, COUNTED, async || {
+            let words = |error: anyhow::Error| format!("{error:#}");
+            let answer = self.router.admin.get("/metrics").await.map_err(words)?;
+            let metrics = Metrics::parse(&answer.text()).map_err(words)?;
+            let count = metrics.count(counter, &[]);
+            (count >= 1.0)
+                .then_some(())
+                .ok_or_else(|| count.to_string())
+        })
+        .await
+    }
+
     /// Asks and hangs up at a moment, before which there must be no whole answer; what was recorded of it.
     ///
     /// # Errors
@@ -84,7 +104,10 @@ impl Gated {
     pub(crate) async fn open(&self, question: &Question, request: &str) -> Result<Events> {
         let headers = [("x-baton-mode", "Disaggregated"), ("x-request-id", request)];
         let question = question.clone().with("stream", true);
-        let open = self.router.api.open(question.path, &headers, &question.body);
+        let open = self
+            .router
+            .api
+            .open(question.path, &headers, &question.body);
         Ok(open.await?.events())
     }
 
