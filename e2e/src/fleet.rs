@@ -247,6 +247,11 @@ impl Fleet {
         .await
     }
 
+    /// What `baton up` has told the person who started it.
+    pub fn notes(&self) -> String {
+        self.up.errors()
+    }
+
     /// Sends `baton up` a signal.
     pub fn signal(&mut self, signal: Signal) {
         self.up.signal(signal);

@@ -1,12 +1,13 @@
 //! Clients that leave, in each phase of a hand-off: nothing goes on for them, and whoever asks next is answered.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::gate::Held;
 use baton_e2e::told;
 use baton_e2e::vllm::Server;
 use baton_e2e::wait;
-use std::time::Duration;
 
 use super::equal::{Question, ask, prompt, same};
 use super::gated::{Gated, is_cancelled};

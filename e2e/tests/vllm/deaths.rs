@@ -20,6 +20,8 @@ use super::gated::Gated;
 const BACK: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
 const ENGINE: &str = "prefill-0-engine";
+/// What `baton up` says of it.
+const RESTARTED: &str = "prefill-0-engine was ended by signal 9, it is started again";
 
 /// # Errors
 /// What does not hold.
@@ -61,6 +63,7 @@ async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> 
         gated.decode.hold(Held::Nothing);
         anyhow::Ok(())
     };
+    let said = fleet.notes().matches(RESTARTED).count();
     let (through, held) = tokio::join!(gated.ask(&question), hold);
     held?;
     let through = through?;
@@ -71,6 +74,8 @@ async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> 
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
     gated.counts("baton_engine_failed_transfers_total").await?;
+    let notes = fleet.notes();
+    ensure!(notes.matches(RESTARTED).count() > said, "{notes}");
     Ok(before)
 }
 

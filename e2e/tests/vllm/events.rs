@@ -1,12 +1,13 @@
 //! What a decision credits follows what the server's cache holds, whatever happens to the cache.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::record::Record;
 use baton_e2e::told;
 use baton_e2e::vllm::{BLOCK, Server};
 use baton_e2e::wait;
-use std::time::Duration;
 
 use super::equal::{Question, a_repeated_prompt_is_credited, ask, prompt};
 

@@ -1,5 +1,7 @@
 //! A router of a test's own over a fleet's workers, with a gate before each of their servers; and what is asked through it.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::gate::Gate;
@@ -10,7 +12,7 @@ use baton_e2e::metrics::Metrics;
 use baton_e2e::record::Record;
 use baton_e2e::vllm::Server;
 use baton_e2e::wait;
-use std::time::Duration;
+use serde_json::Value;
 
 use super::equal::{Answered, Question, ask, same};
 
@@ -124,6 +126,12 @@ impl Gated {
         let mut numbers = numbers;
         wait::until("a prompt is handed over", OPEN_AGAIN, async || {
             let words = |error: anyhow::Error| format!("{error:#}");
+            let view = self.router.view().await.map_err(words)?;
+            let pairs = view["pairs"].as_array().ok_or("no pairs")?;
+            let usable = |pair: &Value| pair["compatible"] == true && pair["breaker"] != "Open";
+            if !pairs.iter().any(usable) {
+                return Err(format!("{pairs:?}"));
+            }
             let number = numbers.next().ok_or("no question is left")?;
             let question = Question::completion(super::equal::prompt(number, 40));
             let through = self.ask(&question).await.map_err(words)?;
