@@ -9,7 +9,7 @@ use baton_e2e::vllm::{Changed, Server, Vllm};
 use baton_e2e::{told, wait};
 
 use super::equal::{self, Question, ask, prompt, same};
-use super::{events, odd};
+use super::odd;
 
 /// Prefill workers' daemons flip a byte of the third block that they send: the first hand-off has at least so many.
 const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
@@ -32,8 +32,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     a_flipped_byte_is_computed_anew(&fleet).await?;
     told("a flipped byte was found, and the prompt computed anew");
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
-    events::a_reset_is_followed(&fleet, 50).await?;
-    events::an_eviction_storm_is_followed(&fleet, 200).await?;
+    equal::a_repeated_prompt_is_credited(&fleet, 50).await?;
     an_expired_lease_is_not_read(&fleet).await?;
     told("a lease expired before it was read, and the prompt was computed anew");
     odd::requests_answer_as_they_do_directly(&fleet, &[None, Some("Disaggregated")]).await?;

@@ -32,6 +32,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     equal::handed_over_or_not(&fleet, "EngineTrusted", &[60, 300]).await?;
     the_connector_says_so(&fleet).await?;
     events::a_reset_is_followed(&fleet, 51).await?;
+    events::an_eviction_storm_is_followed(&fleet, 200).await?;
     a_large_prompt_is_handed_over(vllm, &fleet).await?;
     let gated = Gated::over(&fleet).await?;
     aborts::in_each_phase(&fleet, &gated).await?;
