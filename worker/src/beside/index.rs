@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use baton_protocol::hash::{BlockHash, BlockHasher, HashKey};
 
 use self::orphans::{Orphan, Orphans};
-use super::events::{EngineHash, Event, GroupKind, Place, Removed, Stored};
+use super::events::{EngineHash, Event, GroupKind, Medium, Place, Removed, Stored};
 use crate::kv::events::{CacheChange, EventLog, EventsSince};
 
 /// Why something of an event is not in the index.
@@ -141,8 +141,10 @@ pub struct Index {
     orphans: Orphans,
     /// Groups that hold a window or a state.
     partial: HashSet<u32>,
-    /// Copies in all.
-    copies: usize,
+    /// Copies in the engine's device memory.
+    on_device: usize,
+    /// With more of them than this, some were told twice.
+    believable: usize,
     counts: Counts,
     log: EventLog,
 }
@@ -159,11 +161,12 @@ impl Index {
         Self {
             hasher: BlockHasher::new(&settings.key, &settings.kv_identity, ""),
             orphans: Orphans::new(settings.blocks),
+            believable: settings.blocks,
             settings,
             held: HashMap::new(),
             names: HashMap::new(),
             partial: HashSet::new(),
-            copies: 0,
+            on_device: 0,
             counts: Counts::default(),
             log: EventLog::new(event_capacity),
         }
@@ -225,7 +228,8 @@ impl Index {
         self.held.clear();
         self.names.clear();
         self.orphans.clear();
-        self.copies = 0;
+        self.on_device = 0;
+        self.believable = self.settings.blocks;
         self.log.push(CacheChange::Cleared);
     }
 
@@ -249,7 +253,7 @@ impl Index {
             return self.counts.skip(Cause::Lengths, blocks);
         }
         self.chain(stored);
-        if self.copies > self.settings.blocks {
+        if self.on_device > self.believable {
             self.count_once();
         }
     }
@@ -312,7 +316,7 @@ impl Index {
         for name in &stored.hashes {
             if let Some(held) = self.held.get_mut(name) {
                 add(&mut held.copies, stored.place, 1);
-                self.copies += 1;
+                self.on_device += usize::from(stored.place.medium == Medium::Device);
                 self.counts.applied += 1;
             } else if !self.orphans.copied(*name, stored.place) {
                 self.counts.skip(Cause::Placeholder, 1);
@@ -344,7 +348,9 @@ impl Index {
             });
             for (place, count) in copies {
                 add(&mut held.copies, place, count);
-                self.copies += count as usize;
+                if place.medium == Medium::Device {
+                    self.on_device += count as usize;
+                }
             }
             // What an engine calls by one name is one block, whatever a second event says of its tokens.
             let hash = held.hash;
@@ -378,7 +384,7 @@ impl Index {
                 self.counts.skip(Cause::UnknownRemoval, 1);
                 continue;
             }
-            self.copies -= 1;
+            self.on_device -= usize::from(removed.place.medium == Medium::Device);
             self.counts.applied += 1;
             if !held.copies.is_empty() {
                 continue;
@@ -399,19 +405,23 @@ impl Index {
     }
 
     /// More copies than the device has blocks: an engine that is asked to may tell again what it has long told. Which of them were
-    /// real is not known, and a copy that never was would never be removed: from here on each block is there once.
+    /// real is not known, and a copy that never was would never be removed: from here on each block is there once. This looks at
+    /// every block, so it is done again only once there are a tenth more.
     fn count_once(&mut self) {
         let mut copies = 0;
         for held in self.held.values_mut() {
-            for (_, count) in &mut held.copies {
-                *count = 1;
-                copies += 1;
+            for (place, count) in &mut held.copies {
+                if place.medium == Medium::Device {
+                    *count = 1;
+                    copies += 1;
+                }
             }
         }
-        if copies < self.copies {
-            self.counts.skip(Cause::ToldTwice, self.copies - copies);
+        if copies < self.on_device {
+            self.counts.skip(Cause::ToldTwice, self.on_device - copies);
         }
-        self.copies = copies;
+        self.on_device = copies;
+        self.believable = self.settings.blocks.max(copies + copies / 10);
     }
 
     /// What a block that an adapter shaped adds to its hash.

@@ -316,6 +316,40 @@ fn what_was_told_twice_is_found_out_by_the_engines_memory() {
 }
 
 #[test]
+fn copies_beside_the_device_do_not_count_against_its_memory() {
+    let mut index = Index::new(settings(3, SIZE), 1000);
+    // Computed twice at once: two real copies.
+    for _ in 0..2 {
+        index.apply(&Event::Stored(stored(&[1, 2], 0, 0)));
+    }
+    for token in 3..40 {
+        let mut host = stored(&[token, token], 0, 0);
+        host.place.medium = Medium::Host;
+        index.apply(&Event::Stored(host));
+    }
+    assert_eq!(index.counts().skipped(Cause::ToldTwice), 0);
+    index.apply(&removed(&[1, 2], 0));
+    assert_eq!(index.len(), 38, "its second copy is still there");
+    index.apply(&removed(&[1, 2], 0));
+    assert_eq!(index.len(), 37);
+}
+
+#[test]
+fn an_engine_with_more_blocks_than_its_card_says_is_not_counted_at_each_event() {
+    let mut index = Index::new(settings(3, SIZE), 1000);
+    let told = |index: &mut Index, token: u32| {
+        index.apply(&Event::Stored(stored(&[token, token], 0, 0)));
+        index.counts().skipped(Cause::ToldTwice)
+    };
+    for token in 0..22 {
+        assert_eq!(told(&mut index, token), 0);
+    }
+    assert_eq!(told(&mut index, 1), 1);
+    assert_eq!((told(&mut index, 2), told(&mut index, 3)), (1, 1));
+    assert_eq!(told(&mut index, 4), 4, "a tenth more than there were");
+}
+
+#[test]
 fn what_cannot_be_indexed_is_counted_by_its_cause() {
     let base = || stored(&[1, 2, 3, 4], 0, 0);
     let cases: [(Cause, u64, Event); 6] = [
