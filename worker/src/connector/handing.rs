@@ -106,7 +106,9 @@ impl Handings {
             return Err(format!("block {index} is not in the inbox"));
         };
         let size = pool.store().geometry().block_size;
-        // The last block may be partly filled: it is published with the seal.
+        // The last block may be partly filled: it is published with the seal. What the engine had behind its last token goes with
+        // it, unread at the other end: which bytes of a block are which token's is the attention kernel's affair (on a CPU, keys
+        // of one token lie all over the block), so nobody here could clear them.
         if let Some(tokens) = handing.tokens.get(index * size..(index + 1) * size) {
             let completed = pool.complete_received(
                 &mut handing.reservation,

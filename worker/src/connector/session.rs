@@ -1,5 +1,9 @@
 //! The life of one engine after another: two connections, one from each half of the plug-in, and what the engine hands over and takes.
+//!
+//! One loop acts on all that happens, and waits for nobody: reads and the renewals of their leases go on in it. What has to wait for
+//! somebody at the other end of a connection, a stranger maybe, is a task of its own.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,6 +16,7 @@ use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
 use super::socket::{Caller, Listener, Peer};
 use super::taking::Takings;
 use super::{Service, Worker};
+use crate::kv::KvPool;
 use crate::transport::memory::Shape;
 use crate::transport::memory::view::View;
 
@@ -23,6 +28,8 @@ const GREETINGS: usize = 16;
 /// What happens.
 enum Event {
     Hello(Caller, Hello, Option<OwnedFd>),
+    /// It knows that it is served; a worker's half, with its inbox.
+    Welcomed(u64, Half, io::Result<Caller>, Option<View>),
     /// Nothing: the connection has closed.
     Heard(u64, Half, Option<FromEngine>),
 }
@@ -34,11 +41,19 @@ struct Life {
     engine: String,
     /// All its leases are of this run, so that they end together.
     run: RunId,
-    scheduler: Option<Peer>,
-    worker: Option<Peer>,
+    scheduler: Seat,
+    worker: Seat,
     inbox: Option<View>,
     handings: Handings,
     takings: Takings,
+}
+
+/// One half of an engine.
+enum Seat {
+    Free,
+    /// It is being welcomed.
+    Taken,
+    Here(Peer),
 }
 
 pub(super) async fn serve(listener: &Listener, service: Service) {
@@ -80,7 +95,9 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                         Err(why) => {
                             tracing::warn!(%why, "an engine is not served");
                             // It learns it from the closed connection otherwise.
-                            let _ = caller.refuse(why).await;
+                            greetings.spawn(async move {
+                                let _ = caller.refuse(why).await;
+                            });
                             continue;
                         }
                     };
@@ -88,15 +105,30 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                     if let Some(over) = life.take_if(|life| !life.awaits(&hello)) {
                         over.end(&service, &mut leaving);
                     }
-                    let mut joined = life.take().unwrap_or_else(|| {
+                    let life = life.get_or_insert_with(|| {
                         lives += 1;
                         Life::new(lives, &hello.engine)
                     });
-                    match joined.join(&service, caller, hello.role, inbox, &events).await {
-                        Ok(()) => life = Some(joined),
+                    *life.seat(hello.role) = Seat::Taken;
+                    let (number, half) = (life.number, hello.role);
+                    let (pool, events) = (service.pool.clone(), events.clone());
+                    greetings.spawn(async move {
+                        let welcomed = welcomed(&pool, caller, half).await;
+                        let _ = events.send(Event::Welcomed(number, half, welcomed, inbox)).await;
+                    });
+                }
+                Event::Welcomed(number, half, welcomed, inbox) => {
+                    let Some(joined) = life.as_mut().filter(|life| life.number == number) else {
+                        // Its connection closes: the life that it was to join is over.
+                        continue;
+                    };
+                    match welcomed {
+                        Ok(caller) => joined.join(caller, half, inbox, &events),
                         Err(why) => {
                             tracing::warn!(%why, "an engine is not served");
-                            joined.end(&service, &mut leaving);
+                            if let Some(ended) = life.take() {
+                                ended.end(&service, &mut leaving);
+                            }
                         }
                     }
                 }
@@ -129,15 +161,15 @@ impl Life {
             number,
             engine: engine.to_owned(),
             run: RunId::from(format!("engine {engine}, life {number}")),
-            scheduler: None,
-            worker: None,
+            scheduler: Seat::Free,
+            worker: Seat::Free,
             inbox: None,
             handings: Handings::default(),
             takings: Takings::default(),
         }
     }
 
-    fn peer(&mut self, half: Half) -> &mut Option<Peer> {
+    fn seat(&mut self, half: Half) -> &mut Seat {
         match half {
             Half::Scheduler => &mut self.scheduler,
             Half::Worker => &mut self.worker,
@@ -146,38 +178,27 @@ impl Life {
 
     /// Is this the other half of this engine?
     fn awaits(&self, hello: &Hello) -> bool {
-        let there = match hello.role {
-            Half::Scheduler => self.scheduler.is_some(),
-            Half::Worker => self.worker.is_some(),
+        let seat = match hello.role {
+            Half::Scheduler => &self.scheduler,
+            Half::Worker => &self.worker,
         };
-        self.engine == hello.engine && !there
+        self.engine == hello.engine && matches!(seat, Seat::Free)
     }
 
-    async fn join(
+    fn join(
         &mut self,
-        service: &Service,
         caller: Caller,
         half: Half,
         inbox: Option<View>,
         events: &mpsc::Sender<Event>,
-    ) -> Result<(), String> {
-        let arena = service.pool.store().arena();
-        let file = match half {
-            Half::Scheduler => None,
-            Half::Worker => Some(arena.file().map_err(str::to_owned)?),
-        };
+    ) {
         let number = self.number;
         let event = move |message| Event::Heard(number, half, message);
-        let peer = caller
-            .welcome(arena.shape().pieces(), file, events.clone(), event)
-            .await
-            .map_err(|error| error.to_string())?;
-        *self.peer(half) = Some(peer);
+        *self.seat(half) = Seat::Here(caller.serve(events.clone(), event));
         self.inbox = inbox.or(self.inbox.take());
-        if self.scheduler.is_some() && self.worker.is_some() {
+        if let (Seat::Here(_), Seat::Here(_)) = (&self.scheduler, &self.worker) {
             tracing::info!(engine = %self.engine, "an engine hands its KV over through this worker");
         }
-        Ok(())
     }
 
     /// Acts on a message.
@@ -276,11 +297,11 @@ impl Life {
     }
 
     fn say(&self, half: Half, message: ToEngine) -> bool {
-        let peer = match half {
+        let seat = match half {
             Half::Scheduler => &self.scheduler,
             Half::Worker => &self.worker,
         };
-        peer.as_ref().is_some_and(|peer| peer.say(message))
+        matches!(seat, Seat::Here(peer) if peer.say(message))
     }
 
     /// Ends all that is the engine's. Blocks that it may be copying are held until its connection is closed from its side.
@@ -300,13 +321,23 @@ impl Life {
         around.engine_gone();
         leaving.spawn(async move {
             drop(scheduler);
-            if let Some(worker) = worker {
+            if let Seat::Here(worker) = worker {
                 worker.closed().await;
             }
             drop(takings);
             around.changed();
         });
     }
+}
+
+/// Tells a half that it is served; the worker's half gets the arena's file.
+async fn welcomed(pool: &KvPool, caller: Caller, half: Half) -> io::Result<Caller> {
+    let arena = pool.store().arena();
+    let file = match half {
+        Half::Scheduler => None,
+        Half::Worker => Some(arena.file().map_err(io::Error::other)?),
+    };
+    caller.welcome(arena.shape().pieces(), file).await
 }
 
 /// What is wrong with a hello; for a worker's half, its inbox.

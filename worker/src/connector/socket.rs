@@ -150,14 +150,12 @@ impl Caller {
         timeout(PATIENCE, self.stream.write_all(&out)).await?
     }
 
-    /// Welcomes it, with `file`, and serves it: messages go to `heard` until it closes. Dropping [`Peer::out`] closes it from here.
-    pub(super) async fn welcome<E: Send + 'static>(
+    /// Welcomes it, with `file`. Takes as long as it lets what is written lie, at most twice [`PATIENCE`].
+    pub(super) async fn welcome(
         mut self,
         arena_pieces: u32,
         file: Option<BorrowedFd<'_>>,
-        heard: mpsc::Sender<E>,
-        event: impl Fn(Option<FromEngine>) -> E + Send + Sync + 'static,
-    ) -> io::Result<Peer> {
+    ) -> io::Result<Self> {
         let mut out = Vec::new();
         encode(&ToEngine::Welcome { arena_pieces }, &mut out).map_err(malformed)?;
         if let Some(file) = file {
@@ -165,6 +163,15 @@ impl Caller {
             out.drain(..sent);
         }
         timeout(PATIENCE, self.stream.write_all(&out)).await??;
+        Ok(self)
+    }
+
+    /// Serves it, once it is welcome: messages go to `heard` until it closes. Dropping [`Peer::out`] closes it from here.
+    pub(super) fn serve<E: Send + 'static>(
+        self,
+        heard: mpsc::Sender<E>,
+        event: impl Fn(Option<FromEngine>) -> E + Send + Sync + 'static,
+    ) -> Peer {
         let (reading, writing) = self.stream.into_split();
         let (out, queued) = mpsc::channel(OUT);
         let writer = tokio::spawn(write(writing, queued));
@@ -177,7 +184,7 @@ impl Caller {
             let _ = heard.send(event(None)).await;
             writer.abort();
         });
-        Ok(Peer { out, reader })
+        Peer { out, reader }
     }
 }
 

@@ -15,6 +15,7 @@ use baton_system::entropy::MachineEntropy;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::{Layout, Listener, Registered, Service, Worker};
@@ -434,4 +435,36 @@ async fn blocks_out_of_order_and_other_layouts_are_refused() {
             .contains("version 2"),
         "{refused}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_that_do_not_read_hold_nobody_up() {
+    let source = daemon(None, None).await;
+    let target = daemon(Some(&source.pool), None).await;
+    let mut prefill = engine(&source, "p").await;
+    let mut decode = engine(&target, "d").await;
+    // Each is told at length what is wrong with its hello: more than lies between two ends that do not read.
+    let digest = "x".repeat(1 << 20);
+    let inbox = memfd_create("inbox", MemfdFlags::ALLOW_SEALING).expect("memfd");
+    let mut strangers = Vec::new();
+    for _ in 0..8 {
+        let mut stream = tokio::net::UnixStream::connect(&target.path)
+            .await
+            .expect("a daemon");
+        let hello = json!({"type": "hello", "version": 1, "role": "worker", "engine": "x", "inboxPieces": 1,
+            "layout": {"blockSize": 1, "blockBytes": 1, "digest": digest}})
+        .to_string();
+        let mut frame = (hello.len() as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(hello.as_bytes());
+        let sent = ancillary::send(&stream, &frame, inbox.as_fd(), PATIENCE)
+            .await
+            .expect("sent");
+        stream
+            .write_all(&frame[sent..])
+            .await
+            .expect("the daemon reads");
+        strangers.push(stream);
+    }
+    let descriptor = prefill.hand_over("r", 10);
+    assert_eq!(decode.take("r", 10, &descriptor)["type"], "loaded");
 }

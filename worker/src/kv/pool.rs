@@ -219,7 +219,7 @@ impl KvPool {
 
     /// The KV of all `tokens` tokens is there: publishes the partly filled last block, if any, and ends the manifest. Returns
     /// the blocks in it. The reservation may be released afterwards. What lies behind the last token is zero, as long as nobody
-    /// wrote there after the block was taken.
+    /// wrote there after the block was taken: engines in other processes give whole blocks.
     pub fn seal(&self, reservation: &Reservation, tokens: usize) -> Result<u32, LeaseError> {
         let partial = self.with(|state, _| state.partial_block(reservation.id, tokens));
         let sum = partial.map_or(0, |block| checksum(&self.0.store.read(block)));

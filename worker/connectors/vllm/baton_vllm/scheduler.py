@@ -104,7 +104,8 @@ class SchedulerSide:
 
     def arrived(self, request: "Request") -> None:
         """A new request. Both ends of a hand-off begin here, before it is its turn."""
-        params = request.kv_transfer_params or {}
+        # Whatever a client sent: vLLM reads it out of `vllm_xargs` too, where it may be text or a number.
+        params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
         tokens = request.prompt_token_ids
         if not tokens or not _plain(request):
             return

@@ -18,7 +18,7 @@ from .double import DESCRIPTOR, FakeDaemon, until
 BLOCK = 4
 
 
-def request(name: str, tokens: int, params: dict[str, Any] | None, **other: Any) -> Any:
+def request(name: str, tokens: int, params: Any, **other: Any) -> Any:
     about = {"cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None} | other
     return SimpleNamespace(request_id=name, prompt_token_ids=list(range(tokens)), kv_transfer_params=params, **about)
 
@@ -119,6 +119,14 @@ class Scheduler(unittest.TestCase):
             self.side.arrived(prompt)
             self.assertEqual(self.side.matched(prompt, 0), (0, False))
             self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+
+    def test_parameters_that_are_no_object_are_none(self) -> None:
+        for params in ("x", 7, ["baton"], {"baton": "x"}):
+            prompt = request("r", 10, params)
+            self.side.arrived(prompt)
+            self.assertEqual(self.side.matched(prompt, 0), (0, False))
+            self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+        self.assertEqual(self.daemon.kinds(), ["hello"])
 
     def test_kv_that_does_not_follow_from_tokens_is_not_handed_over(self) -> None:
         for other in ({"lora_request": object()}, {"mm_features": [1]}, {"prompt_embeds": object()}):
