@@ -28,8 +28,8 @@ const GREETINGS: usize = 16;
 /// What happens.
 enum Event {
     Hello(Caller, Hello, Option<OwnedFd>),
-    /// It knows that it is served; a worker's half, with its inbox.
-    Welcomed(u64, Half, io::Result<Caller>, Option<View>),
+    /// It knows that it is served, or could not be told.
+    Welcomed(u64, Half, io::Result<Caller>),
     /// Nothing: the connection has closed.
     Heard(u64, Half, Option<FromEngine>),
 }
@@ -110,20 +110,22 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                         Life::new(lives, &hello.engine)
                     });
                     *life.seat(hello.role) = Seat::Taken;
+                    // At once: the other half may speak before what follows is heard of here.
+                    life.inbox = inbox.or(life.inbox.take());
                     let (number, half) = (life.number, hello.role);
                     let (pool, events) = (service.pool.clone(), events.clone());
                     greetings.spawn(async move {
                         let welcomed = welcomed(&pool, caller, half).await;
-                        let _ = events.send(Event::Welcomed(number, half, welcomed, inbox)).await;
+                        let _ = events.send(Event::Welcomed(number, half, welcomed)).await;
                     });
                 }
-                Event::Welcomed(number, half, welcomed, inbox) => {
+                Event::Welcomed(number, half, welcomed) => {
                     let Some(joined) = life.as_mut().filter(|life| life.number == number) else {
                         // Its connection closes: the life that it was to join is over.
                         continue;
                     };
                     match welcomed {
-                        Ok(caller) => joined.join(caller, half, inbox, &events),
+                        Ok(caller) => joined.join(caller, half, &events),
                         Err(why) => {
                             tracing::warn!(%why, "an engine is not served");
                             if let Some(ended) = life.take() {
@@ -185,17 +187,10 @@ impl Life {
         self.engine == hello.engine && matches!(seat, Seat::Free)
     }
 
-    fn join(
-        &mut self,
-        caller: Caller,
-        half: Half,
-        inbox: Option<View>,
-        events: &mpsc::Sender<Event>,
-    ) {
+    fn join(&mut self, caller: Caller, half: Half, events: &mpsc::Sender<Event>) {
         let number = self.number;
         let event = move |message| Event::Heard(number, half, message);
         *self.seat(half) = Seat::Here(caller.serve(events.clone(), event));
-        self.inbox = inbox.or(self.inbox.take());
         if let (Seat::Here(_), Seat::Here(_)) = (&self.scheduler, &self.worker) {
             tracing::info!(engine = %self.engine, "an engine hands its KV over through this worker");
         }
