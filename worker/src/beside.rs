@@ -4,7 +4,8 @@
 //!   `staging`: the memory of Baton's connector. `service`, `admin`, `metrics`: what is told of it. `shared`: what these share.
 //! - `vllm`, `sglang`: what it says of itself (`told`), over `http`. `nixl`: what its connector does, over `sockets`. `folder`: what the model's files do.
 //!   `card`: all that as a card. `text`: whether routers make the tokens that it computes with.
-//! - [`exposition`]: its metrics. `load`: load reports and fitted costs from them.
+//! - [`exposition`]: its metrics. `load`: load reports and fitted costs from them; `unread`: whether
+//!   peers have still to read a NIXL server's KV.
 //! - [`events`]: what it publishes of its prefix cache. [`index`]: the same under Baton's block hashes. [`follow`]: its batches
 //!   without a hole. `listen`: the sockets around them.
 //!
@@ -33,6 +34,7 @@ pub mod start;
 mod supervise;
 mod text;
 mod told;
+mod unread;
 mod vllm;
 
 #[cfg(test)]

@@ -74,7 +74,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     scrape::answer(shared.metrics.scrape())
 }
 
-/// `GET /drain?waitSeconds=N`, for a `preStop` hook: routers send no more, and the answer comes when the server runs nothing.
+/// `GET /drain?waitSeconds=N`, for a `preStop` hook: routers send no more, and the answer comes when the server runs nothing
+/// and no peer has KV of it to read.
 async fn drain(
     State(shared): State<Arc<Shared>>,
     wait: Result<Query<Wait>, QueryRejection>,
@@ -84,10 +85,11 @@ async fn drain(
         Err(message) => return (StatusCode::BAD_REQUEST, message).into_response(),
     };
     let drained = shared.drain(wait).await;
-    let operations = shared.operations();
+    let (operations, leases) = (shared.operations(), shared.leases());
     if !drained {
         tracing::warn!(
             operations,
+            leases,
             waited_seconds = wait.as_secs(),
             "the drain has not emptied the server"
         );
@@ -95,7 +97,7 @@ async fn drain(
     Json(json!({
         "drained": drained,
         "operations": operations,
-        "leasesOpen": 0,
+        "leasesOpen": leases,
         "draining": *shared.draining.borrow(),
     }))
     .into_response()

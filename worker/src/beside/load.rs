@@ -17,8 +17,9 @@ pub(crate) struct Beside {
     pub(crate) counts: Counts,
     pub(crate) gaps: u64,
     pub(crate) draining: bool,
-    /// Of Baton's connector: leases that live, those that nobody came for, and hand-offs that were given up here.
+    /// Leases of Baton's connector that live; of NIXL, which does not count them, one for all.
     pub(crate) leases: u32,
+    /// Of Baton's connector: leases that nobody came for, and hand-offs that were given up here.
     pub(crate) expired: u64,
     pub(crate) failed: u64,
 }

@@ -122,11 +122,7 @@ impl Worker for Service {
         self.0.set_draining(!request.into_inner().undo);
         Ok(Response::new(wire::DrainReply {
             operations: self.0.operations(),
-            leases: self
-                .0
-                .current()
-                .and_then(|life| Some(life.staging.as_ref()?.leases().0))
-                .unwrap_or(0),
+            leases: self.0.leases(),
         }))
     }
 

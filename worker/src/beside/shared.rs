@@ -68,6 +68,14 @@ impl Shared {
         }
     }
 
+    /// Another process of the server was found. What drained was the last one: a kubelet that restarts a container calls its `preStop`
+    /// too. Whoever means the worker, and not a process, sees in its load that it does not drain, and says so again.
+    pub(crate) fn began_anew(&self) {
+        if !self.stop.is_cancelled() {
+            self.set_draining(false);
+        }
+    }
+
     /// Sequences that run or wait, by the last report.
     pub(crate) fn operations(&self) -> u32 {
         self.current().map_or(0, |life| {
@@ -76,8 +84,14 @@ impl Shared {
         })
     }
 
-    /// Says that it takes no more, and waits until the server runs nothing, at most so long. The server itself goes on taking what it
-    /// is sent: routers send it nothing.
+    /// What peers have still to read, by the last report.
+    pub(crate) fn leases(&self) -> u32 {
+        self.current()
+            .map_or(0, |life| life.load.borrow().leases_open)
+    }
+
+    /// Says that it takes no more, and waits until the server runs nothing and its KV was read, at most so long. The server itself
+    /// goes on taking what it is sent: routers send it nothing.
     pub(crate) async fn drain(&self, at_most: Duration) -> bool {
         self.set_draining(true);
         let mut draining = self.draining.subscribe();
@@ -89,7 +103,8 @@ impl Shared {
                     return;
                 };
                 let load = *life.load.borrow();
-                if load.running_sequences + load.queued_sequences > 0 {
+                let left = load.running_sequences + load.queued_sequences + load.leases_open;
+                if left > 0 {
                     reports = 0;
                 } else if last.is_some_and(|last| last != load.load_sequence) {
                     reports += 1;
@@ -104,5 +119,71 @@ impl Shared {
             _ = draining.wait_for(|draining| !draining) => false,
             () = tokio::time::sleep(at_most) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use baton_placement::calibration::unknown_worker;
+    use baton_protocol::hash::HashKey;
+    use baton_protocol::{samples, wire};
+    use serde_json::json;
+
+    use super::*;
+    use crate::beside::index::{Index, Settings};
+
+    fn life(shared: &Shared, load: wire::Load) -> Arc<Life> {
+        let settings = Settings {
+            key: HashKey::from_bytes(&[7; 32]),
+            kv_identity: "identity".into(),
+            block_size: 4,
+            blocks: 8,
+            adapters: HashMap::new(),
+        };
+        let draining = shared.draining.subscribe();
+        let ended = (None, CancellationToken::new());
+        let index = Index::new(settings, 100);
+        Life::new(
+            samples::card("p0"),
+            HashMap::new(),
+            index,
+            load,
+            unknown_worker(),
+            draining,
+            ended,
+        )
+        .unwrap()
+    }
+
+    /// A drain that was answered while a peer still had KV to fetch would take it away.
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_waits_for_the_readers_of_kv() {
+        let config = json!({
+            "name": "p0", "pool": "prefill", "role": "Prefill", "model": {"name": "tiny"},
+            "engine": {"type": "VLLM", "url": "http://127.0.0.1:8200"},
+        });
+        let shared = Shared::new(serde_json::from_value(config).unwrap());
+        let load = wire::Load {
+            leases_open: 1,
+            ..wire::Load::default()
+        };
+        let life = life(&shared, load);
+        shared.life.send_replace(Some(Arc::clone(&life)));
+        let reports = {
+            let life = Arc::clone(&life);
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    life.load.send_modify(|load| load.load_sequence += 1);
+                }
+            })
+        };
+        assert!(!shared.drain(Duration::from_secs(60)).await);
+        assert_eq!(shared.leases(), 1);
+        life.load.send_modify(|load| load.leases_open = 0);
+        assert!(shared.drain(Duration::from_secs(60)).await);
+        reports.abort();
     }
 }

@@ -28,6 +28,7 @@ use super::shared::Shared;
 use super::staging::{Place, Staging};
 use super::text;
 use super::told::{EventSource, Told, Untold};
+use super::unread::Unread;
 use super::{sglang, vllm};
 use crate::config::{Connector, EngineKind, ModelSource, WorkerConfig};
 use crate::kv::PoolConfig;
@@ -77,6 +78,15 @@ struct Facts {
     folder: Option<ModelFolder>,
 }
 
+/// What is known of the server's process, from one life to the next.
+#[derive(Debug)]
+struct Process {
+    /// As its metrics say it; not all servers do.
+    start: Option<f64>,
+    /// Nothing listened at its port since, or its events began anew.
+    gone: bool,
+}
+
 impl Supervisor {
     /// Until the daemon stops.
     ///
@@ -92,8 +102,9 @@ impl Supervisor {
 
     async fn live(&self) -> GivenUp {
         let worker = &self.shared.config.name;
+        let mut before = None;
         loop {
-            let (life, reporter, sources) = match self.register().await {
+            let (life, reporter, sources) = match self.register(before).await {
                 Ok(registered) => registered,
                 Err(why) => {
                     return GivenUp {
@@ -108,10 +119,12 @@ impl Supervisor {
             for notice in &life.card.notices {
                 tracing::warn!(%worker, "{notice}");
             }
-            let why = tokio::select! {
-                why = self.poll(&life, reporter) => why,
-                why = follow(&life, &sources, self.server.host()) => why.to_owned(),
+            let start = reporter.process_start();
+            let (why, gone) = tokio::select! {
+                ended = self.poll(&life, reporter) => ended,
+                why = follow(&life, &sources, self.server.host()) => (why.to_owned(), true),
             };
+            before = Some(Process { start, gone });
             life.ended.cancel();
             if let Some(staging) = &life.staging {
                 staging.closed().await;
@@ -124,10 +137,17 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the server, and finds out what it is.
-    async fn register(&self) -> Result<(Arc<Life>, Reporter, Vec<EventSource>), String> {
-        let (found, folder) = tokio::join!(self.wait(), self.folder());
+    /// Waits for the server, and finds out what it is. `before`: its process in the last life.
+    async fn register(
+        &self,
+        mut before: Option<Process>,
+    ) -> Result<(Arc<Life>, Reporter, Vec<EventSource>), String> {
+        let (found, folder) = tokio::join!(self.wait(before.as_mut()), self.folder());
         let (told, handshake) = found?;
+        let start = told.metrics.process_start;
+        if before.is_some_and(|before| before.gone || before.start != start) {
+            self.shared.began_anew();
+        }
         let facts = Facts {
             told,
             handshake,
@@ -265,7 +285,10 @@ impl Supervisor {
     }
 
     /// Asks until the server answers all questions, at most as long as it was given.
-    async fn wait(&self) -> Result<(Told, Option<Handshake>), String> {
+    async fn wait(
+        &self,
+        mut before: Option<&mut Process>,
+    ) -> Result<(Told, Option<Handshake>), String> {
         let config = &self.shared.config;
         let begun = Instant::now();
         let patience = Duration::from_secs(config.engine.start_timeout_seconds);
@@ -275,6 +298,12 @@ impl Supervisor {
                 Ok(told) => return Ok(told),
                 Err(Untold::Wrong(why)) => return Err(why),
                 Err(Untold::NotYet(why)) => why,
+                Err(Untold::Absent(why)) => {
+                    if let Some(before) = &mut before {
+                        before.gone = true;
+                    }
+                    why
+                }
             };
             self.shared.absent(&why);
             if begun.elapsed() >= patience {
@@ -334,8 +363,9 @@ impl Supervisor {
         }
     }
 
-    /// Reports by the clock until the server is gone; why it is.
-    async fn poll(&self, life: &Life, mut reporter: Reporter) -> String {
+    /// Reports by the clock until the server is gone; why it is, and whether its process surely is.
+    async fn poll(&self, life: &Life, mut reporter: Reporter) -> (String, bool) {
+        let mut unread = Unread::of(&self.shared.config, Instant::now());
         let mut absent = 0;
         let mut silent = 0;
         let process = reporter.process_start();
@@ -352,19 +382,22 @@ impl Supervisor {
                     }
                     silent += 1;
                     if absent >= ABSENT || silent >= SILENT {
-                        return why.to_string();
+                        return (why.to_string(), absent > 0);
                     }
                     continue;
                 }
             };
             (absent, silent) = (0, 0);
             if process != reading.process_start {
-                return "its process began anew".to_owned();
+                return ("its process began anew".to_owned(), true);
             }
             let (cached, _, counts) = life.cache();
             let (leases, expired) = life.staging.as_ref().map_or((0, 0), Staging::leases);
+            let unread = unread
+                .as_mut()
+                .map_or(0, |unread| unread.after(&reading, Instant::now()));
             let beside = Beside {
-                leases,
+                leases: leases + unread,
                 expired,
                 failed: life.staging.as_ref().map_or(0, Staging::failed),
                 cached,

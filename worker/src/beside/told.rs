@@ -39,13 +39,18 @@ pub(crate) struct EventSource {
 pub(crate) enum Untold {
     /// It starts, or is away.
     NotYet(String),
+    /// The same, and nothing listens at its port: whichever process did is no more.
+    Absent(String),
     /// It is not the server that was declared.
     Wrong(String),
 }
 
 impl From<Unanswered> for Untold {
     fn from(why: Unanswered) -> Self {
-        Self::NotYet(why.to_string())
+        match why {
+            Unanswered::Absent(..) => Self::Absent(why.to_string()),
+            _ => Self::NotYet(why.to_string()),
+        }
     }
 }
 

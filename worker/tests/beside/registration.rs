@@ -235,6 +235,36 @@ async fn a_drain_lasts_until_the_server_runs_nothing() {
     engine.end().await;
 }
 
+/// A kubelet that restarts a server calls its `preStop`, and with it the drain, although the pod stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_with_the_process_that_it_was_of() {
+    let engine = Engine::start(0, Publishes::Nothing).await;
+    let port = engine.port;
+    let daemon = daemon(config(port, None)).await;
+    let mut router = Router::watch(&daemon).await;
+    get(&daemon, "/drain?waitSeconds=0").await;
+    router.until("the notice", |router| router.draining).await;
+
+    // It was only away: who told it to drain still means it.
+    engine.set(|says| says.healthy = false);
+    router.ended().await;
+    engine.set(|says| says.healthy = true);
+    let mut router = Router::watch(&daemon).await;
+    assert_eq!(get(&daemon, "/readyz").await.0, 503);
+
+    engine.end().await;
+    router.ended().await;
+    let engine = Engine::start(port, Publishes::Nothing).await;
+    let mut router = Router::watch(&daemon).await;
+    assert_eq!(get(&daemon, "/readyz").await.0, 200);
+    router
+        .until("a report", |router| router.load.load_sequence > 0)
+        .await;
+    assert!(!router.load.draining && !router.draining);
+    daemon.stop().await;
+    engine.end().await;
+}
+
 /// An engine whose process lives and whose computing part is dead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_engine_is_dead_is_away() {
