@@ -7,6 +7,15 @@ use serde::{Deserialize, Serialize};
 
 /// Longest text of a condition's message, in characters.
 pub const LONGEST_MESSAGE: usize = 1024;
+/// Revisions, and domains, that the status of a pool has room for: an API server refuses a status with more, whole.
+pub const MOST_REVISIONS: usize = 64;
+pub const MOST_DOMAINS: usize = 256;
+/// Longest path of a domain, and longest digest of a KV identity, in characters.
+pub const LONGEST_PATH: usize = 512;
+pub const LONGEST_IDENTITY: usize = 128;
+/// Pairs, and routers, that the status of a policy has room for.
+pub const MOST_PAIRS: usize = 256;
+pub const MOST_ROUTERS: usize = 64;
 
 /// `status` of both pool kinds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +43,7 @@ pub struct PoolStatus {
     /// The current one first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub revisions: Vec<RevisionStatus>,
-    /// Where the ready pods are, sorted by path.
+    /// Where the ready pods are, sorted by path; of a farther level where the nearest has more than [`MOST_DOMAINS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<DomainStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -3,9 +3,10 @@
 //! Watches fill the caches from the start, so that a process that does not lead is ready to. Only the one that leads looks at objects
 //! and writes. On SIGTERM it takes nothing new, ends the looks under way, gives the lease back, and ends with status 0.
 //!
-//! - [`flags`]: the command line.
+//! - [`flags`]: the command line. `tasks`: what must not end before the process does.
 
 pub mod flags;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +25,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::admin::{self, Admin};
 use crate::controller::caches::{Caches, Fillers};
@@ -44,6 +44,7 @@ use crate::objects::{Guarded, Pool, PoolKind, RoutePolicy};
 use crate::random;
 use crate::worker::Workers;
 use flags::Flags;
+use tasks::Tasks;
 
 /// Looks under way when the process is told to end. A pod has 30 s to end unless it says otherwise; the lease is given back after.
 const GRACE: Duration = Duration::from_secs(20);
@@ -69,7 +70,6 @@ pub async fn run(flags: Flags) -> Result<()> {
     };
 
     let stop = CancellationToken::new();
-    let tasks = TaskTracker::new();
     let metrics = Arc::new(Metrics::default());
     let admin = Arc::new(Admin {
         metrics: metrics.clone(),
@@ -91,7 +91,7 @@ pub async fn run(flags: Flags) -> Result<()> {
         settings,
         workers: Workers::default(),
         reports: Reports::default(),
-        routers: Routers::new(flags.router_token_file.clone()),
+        routers: Routers::default(),
         memory: Mutex::new(BTreeMap::new()),
         unreadable_policies: Mutex::new(BTreeMap::new()),
         start: Instant::now(),
@@ -103,18 +103,26 @@ pub async fn run(flags: Flags) -> Result<()> {
 
     // Probes see the end: the port ends last.
     let served = CancellationToken::new();
-    tasks.spawn(admin::serve(listener, admin.clone(), served.clone()));
+    let mut tasks = Tasks::default();
+    tasks.spawn(
+        "the HTTP port",
+        admin::serve(listener, admin.clone(), served.clone()),
+    );
     let watching = CancellationToken::new();
     watch(
-        &tasks, &client, &flags, fillers, &triggers, &context, &watching,
+        &mut tasks, &client, &flags, fillers, &triggers, &context, &watching,
     );
-    let leading = tasks.spawn(lead(
-        context.clone(),
-        triggers,
-        admin,
-        claim.clone(),
-        stop.clone(),
-    ));
+    let mut leading = Tasks::default();
+    leading.spawn(
+        "the controllers",
+        lead(
+            context.clone(),
+            triggers,
+            admin,
+            claim.clone(),
+            stop.clone(),
+        ),
+    );
     // The lease is held until the looks under way have ended.
     let yielding = CancellationToken::new();
     let mut held = tokio::spawn(hold(
@@ -132,21 +140,25 @@ pub async fn run(flags: Flags) -> Result<()> {
             None
         }
         // It ends by itself only when the lease is lost. Then nothing may be written any more, and nothing under way is waited for.
-        lost = &mut held => Some(lost),
+        lost = &mut held => {
+            let lost = lost.context("the task of the lease has failed");
+            Some(lost.and_then(|lost| Ok(lost?)))
+        }
+        // Nothing of this ends by itself, but by a fault of its own. Without it the process would lead and do nothing, or by a cache that
+        // stands still; another one can take over.
+        fault = tasks.failed() => Some(Err(fault)),
+        fault = leading.failed() => Some(Err(fault)),
     };
     stop.cancel();
-    if let Some(lost) = ended {
-        return Ok(lost.context("the task of the lease has failed")??);
+    if let Some(ended) = ended {
+        return ended;
     }
-    if let Err(error) = leading.await {
-        warn!(%error, "a controller has failed");
-    }
+    leading.all().await;
     yielding.cancel();
     held.await.context("the task of the lease has failed")??;
     watching.cancel();
     served.cancel();
-    tasks.close();
-    tasks.wait().await;
+    tasks.all().await;
     info!("stopped");
     Ok(())
 }
@@ -195,7 +207,7 @@ async fn lead(
 
 /// Starts all watches.
 fn watch(
-    tasks: &TaskTracker,
+    tasks: &mut Tasks,
     client: &Client,
     flags: &Flags,
     fillers: Fillers,
@@ -220,7 +232,7 @@ fn watch(
             None => Api::all_with(client.clone(), &types),
         };
         let told = triggers.clone();
-        tasks.spawn(follow(
+        let watch = follow(
             kind,
             api,
             any.clone(),
@@ -230,11 +242,12 @@ fn watch(
             move |change| {
                 told.pool(role, &change);
             },
-        ));
+        );
+        tasks.spawn(kind, watch);
     }
     let api: Api<Guarded<RoutePolicy>> = scoped(client, namespace);
     let told = triggers.clone();
-    tasks.spawn(follow(
+    let watch = follow(
         "RoutePolicy",
         api,
         any.clone(),
@@ -244,12 +257,13 @@ fn watch(
         move |change| {
             told.policy(&change);
         },
-    ));
+    );
+    tasks.spawn("RoutePolicy", watch);
 
     let pods: Api<Pod> = scoped(client, namespace);
     let told = triggers.clone();
     let of_pools = any.clone().labels(names::POOL);
-    tasks.spawn(follow(
+    let watch = follow(
         "Pod of a pool",
         pods.clone(),
         of_pools,
@@ -259,12 +273,13 @@ fn watch(
         move |change| {
             told.worker(&change);
         },
-    ));
+    );
+    tasks.spawn("Pod of a pool", watch);
     let told = triggers.clone();
     let of_routers = any
         .clone()
         .labels(&format!("{}={}", names::APP_NAME, names::ROUTER_APP));
-    tasks.spawn(follow(
+    let watch = follow(
         "Pod of a router",
         pods,
         of_routers,
@@ -274,11 +289,12 @@ fn watch(
         move |change| {
             told.router(&change);
         },
-    ));
+    );
+    tasks.spawn("Pod of a router", watch);
 
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
     let told = triggers.clone();
-    tasks.spawn(follow(
+    let watch = follow(
         "Node",
         nodes,
         any.clone(),
@@ -288,11 +304,12 @@ fn watch(
         move |change| {
             told.node(&change);
         },
-    ));
+    );
+    tasks.spawn("Node", watch);
 
     let budgets: Api<PodDisruptionBudget> = scoped(client, namespace);
     let told = triggers.clone();
-    tasks.spawn(follow(
+    let watch = follow(
         "PodDisruptionBudget",
         budgets,
         any,
@@ -302,7 +319,8 @@ fn watch(
         move |change| {
             told.budget(&change);
         },
-    ));
+    );
+    tasks.spawn("PodDisruptionBudget", watch);
 }
 
 fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>

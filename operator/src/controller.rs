@@ -19,6 +19,8 @@ pub mod events;
 pub mod execute;
 pub mod fault;
 pub mod hash_key;
+#[cfg(test)]
+mod imagined;
 pub mod key;
 pub mod policies;
 pub mod pools;

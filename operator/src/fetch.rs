@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use http::{Request, StatusCode, header};
+use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
@@ -57,17 +57,12 @@ impl Default for Fetch {
 }
 
 impl Fetch {
-    /// The body of `path` at `address`; `token` is sent as bearer token.
+    /// The body of `path` at `address`.
     ///
     /// # Errors
     /// There is no answer in time, it is not 200, or it is too large.
-    pub async fn get(
-        &self,
-        address: SocketAddr,
-        path: &str,
-        token: Option<&str>,
-    ) -> Result<Bytes, FetchError> {
-        match tokio::time::timeout(WITHIN, self.ask(address, path, token)).await {
+    pub async fn get(&self, address: SocketAddr, path: &str) -> Result<Bytes, FetchError> {
+        match tokio::time::timeout(WITHIN, self.ask(address, path)).await {
             Ok(answer) => answer,
             Err(_) => Err(FetchError::Late {
                 address,
@@ -76,22 +71,13 @@ impl Fetch {
         }
     }
 
-    async fn ask(
-        &self,
-        address: SocketAddr,
-        path: &str,
-        token: Option<&str>,
-    ) -> Result<Bytes, FetchError> {
+    async fn ask(&self, address: SocketAddr, path: &str) -> Result<Bytes, FetchError> {
         let unreachable = |reason: String| FetchError::Unreachable {
             address,
             path: path.to_owned(),
             reason,
         };
-        let mut request = Request::get(format!("http://{address}{path}"));
-        if let Some(token) = token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        let request = request
+        let request = Request::get(format!("http://{address}{path}"))
             .body(Empty::new())
             .map_err(|error| unreachable(error.to_string()))?;
         let response = self

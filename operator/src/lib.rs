@@ -2,6 +2,8 @@
 
 pub mod admin;
 pub mod app;
+#[cfg(test)]
+mod bounds;
 pub mod cause;
 pub mod condition;
 pub mod controller;

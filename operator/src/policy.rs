@@ -23,7 +23,7 @@ pub mod references;
 mod tests;
 
 use baton_crds::labels as names;
-use baton_crds::status::{Condition, RoutePolicyStatus, RouterStatus};
+use baton_crds::status::{Condition, MOST_ROUTERS, RoutePolicyStatus, RouterStatus};
 
 use crate::pool::{Note, NoteKind, Regarding};
 
@@ -35,9 +35,6 @@ pub struct Plan {
     pub status: RoutePolicyStatus,
     pub notes: Vec<Note>,
 }
-
-/// Routers that a status has room for.
-const ROUTERS: usize = 64;
 
 /// What to say of a policy.
 #[must_use]
@@ -53,14 +50,15 @@ pub fn plan(observed: &Observed) -> Plan {
     let sides = references::Sides::of(policy, &observed.pools);
     let pairs = pairs::Pairs::of(&sides, &observed.cards, &known.pairs);
     let acceptance = acceptance::of(observed, &sides);
-    let routers = routers(observed, &known.routers);
+    let mut routers = routers(observed, &known.routers);
     let conditions = conditions::of(observed, &sides, &pairs, &acceptance, &routers);
     let notes = notes(&conditions, &known.conditions);
     let last_good = if acceptance.is_true() {
-        Some(policy.generation)
+        last_good(policy.generation, &routers, known.last_good_generation)
     } else {
         known.last_good_generation
     };
+    routers.truncate(MOST_ROUTERS);
     Plan {
         status: RoutePolicyStatus {
             observed_generation: Some(policy.generation),
@@ -71,6 +69,17 @@ pub fn plan(observed: &Observed) -> Plan {
         },
         notes,
     }
+}
+
+/// The generation that all routers can serve by: of those that refuse the newest one, the oldest that one of them has in force. What
+/// was good before stands where such a router has none.
+fn last_good(newest: i64, routers: &[RouterStatus], known: Option<i64>) -> Option<i64> {
+    let refusing = || routers.iter().filter(|router| router.refused.is_some());
+    if refusing().next().is_none() {
+        return Some(newest);
+    }
+    let served = refusing().filter_map(|router| router.generation).min();
+    served.or(known)
 }
 
 /// What each router says. Of one that cannot be asked just now, what it said last counts.
@@ -101,7 +110,6 @@ fn routers(observed: &Observed, known: &[RouterStatus]) -> Vec<RouterStatus> {
         })
         .collect();
     routers.sort_by(|one, other| one.pod.cmp(&other.pod));
-    routers.truncate(ROUTERS);
     routers
 }
 

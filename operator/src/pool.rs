@@ -35,7 +35,8 @@ mod trouble;
 
 pub use action::{Action, Note, NoteKind, Plan, Regarding};
 pub use observed::{
-    Compatibility, Level, Observed, PolicyFacts, PoolObject, Settings, WorkerLoad, WorkerReport,
+    Compatibility, CreationError, Level, Observed, PolicyFacts, PoolObject, Settings, WorkerLoad,
+    WorkerReport,
 };
 pub use pending::Pending;
 
@@ -152,7 +153,7 @@ fn member_actions(
         condition,
     }));
     actions.extend(
-        drain::order(member, drains).map(|(control, undo)| Action::Drain {
+        drain::order(member, drains, observed).map(|(control, undo)| Action::Drain {
             pod,
             uid,
             control,

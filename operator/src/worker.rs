@@ -118,7 +118,7 @@ impl Workers {
         path: &'static str,
         what: &'static str,
     ) -> Result<T, WorkerError> {
-        let body = self.fetch.get(address, path, None).await?;
+        let body = self.fetch.get(address, path).await?;
         serde_json::from_slice(&body).map_err(|source| WorkerError::Shape {
             address,
             path,

@@ -150,6 +150,8 @@ pub struct Template {
     pub priority_class_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
+    #[serde(skip_serializing_if = "SecurityContext::is_empty")]
+    pub security_context: SecurityContext,
     /// `Volume`s.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Value>,
@@ -163,6 +165,26 @@ pub struct Template {
 
 impl Template {
     pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// As whom the pods run. What is absent is as Baton has it: its own images run as their user, an engine's as the image says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SecurityContext {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_as_non_root: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_as_user: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_as_group: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs_group: Option<i64>,
+}
+
+impl SecurityContext {
+    fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }

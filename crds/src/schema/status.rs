@@ -1,7 +1,10 @@
 //! Fields of the statuses, which a cluster writes. The reader of files does not look at them.
 
 use super::{Field, Form, Shape, choice, field, integer, keyed, list, required, text};
-use crate::status::LONGEST_MESSAGE;
+use crate::status::{
+    LONGEST_IDENTITY, LONGEST_MESSAGE, LONGEST_PATH, MOST_DOMAINS, MOST_PAIRS, MOST_REVISIONS,
+    MOST_ROUTERS,
+};
 
 const COUNT: Shape = integer(0, 100_000);
 const NAME: Shape = text(Form::Any, 253);
@@ -43,7 +46,7 @@ static REVISION: Shape = Shape::Object(&[
     field(
         "kvIdentity",
         "Digest of what must be equal for KV to mean the same, as the workers' cards name it.",
-        text(Form::Any, 128),
+        text(Form::Any, LONGEST_IDENTITY),
     ),
     field("ready", "Ready pods.", COUNT),
     field("draining", "Pods that finish what they run.", COUNT),
@@ -53,7 +56,7 @@ static DOMAIN: Shape = Shape::Object(&[
     required(
         "path",
         "Domains from the farthest level to the nearest.",
-        text(Form::Any, 512),
+        text(Form::Any, LONGEST_PATH),
     ),
     field("ready", "Ready pods in it.", COUNT),
 ]);
@@ -91,12 +94,12 @@ pub(crate) static POOL_STATUS: &[Field] = &[
     field(
         "revisions",
         "The current one first.",
-        keyed(&REVISION, 64, &["hash"]),
+        keyed(&REVISION, MOST_REVISIONS, &["hash"]),
     ),
     field(
         "domains",
-        "Where the ready pods are.",
-        keyed(&DOMAIN, 256, &["path"]),
+        "Where the ready pods are; of a farther level where the nearest has more than fit.",
+        keyed(&DOMAIN, MOST_DOMAINS, &["path"]),
     ),
     field(
         "conditions",
@@ -157,12 +160,12 @@ pub(crate) static POLICY_STATUS: &[Field] = &[
     field(
         "pairs",
         "Every prefill revision with every decode revision.",
-        list(&PAIR, 256),
+        list(&PAIR, MOST_PAIRS),
     ),
     field(
         "routers",
         "What each router has in force.",
-        keyed(&ROUTER, 64, &["pod"]),
+        keyed(&ROUTER, MOST_ROUTERS, &["pod"]),
     ),
     field(
         "conditions",

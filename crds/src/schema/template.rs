@@ -1,7 +1,10 @@
 //! Fields of a pool's `template`: the author's part of each pod.
 
 use super::kubernetes::{AFFINITY, RESOURCES, TOLERATION, VOLUME, VOLUME_MOUNT};
-use super::{ANY, Field, Form, LABEL_VALUE, Shape, field, keyed, list, map, text};
+use super::{ANY, Field, Form, LABEL_VALUE, Shape, field, integer, keyed, list, map, text};
+
+/// Linux numbers users and groups so far.
+const ID: Shape = integer(0, 4_294_967_294);
 
 pub(super) static TEMPLATE: &[Field] = &[
     field(
@@ -44,6 +47,20 @@ pub(super) static TEMPLATE: &[Field] = &[
         "serviceAccountName",
         "Default: the namespace's default account; no token of it is mounted.",
         text(Form::Free, 253),
+    ),
+    field(
+        "securityContext",
+        "As whom the pods run. Without it Baton's own images run as 65532, and an engine's as the image says.",
+        Shape::Object(&[
+            field(
+                "runAsNonRoot",
+                "The kubelet starts nothing as root; the Pod Security Standard restricted asks for it.",
+                Shape::Bool,
+            ),
+            field("runAsUser", "User id of what computes.", ID),
+            field("runAsGroup", "Group id of what computes.", ID),
+            field("fsGroup", "Group that may write the pod's volumes.", ID),
+        ]),
     ),
     field(
         "volumes",

@@ -1,7 +1,6 @@
 //! The operator's command line. Each flag has an environment variable; the flag wins.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use clap::Parser;
 
@@ -38,10 +37,6 @@ pub struct Flags {
     #[arg(long, env = "BATON_LEASE_NAME", default_value = "baton-operator")]
     pub lease_name: String,
 
-    /// File with the token of the routers' admin ports.
-    #[arg(long, env = "BATON_ROUTER_TOKEN_FILE")]
-    pub router_token_file: Option<PathBuf>,
-
     /// Name of this process in the lease and in events; default: POD_NAME, or the process id.
     #[arg(long, env = "BATON_IDENTITY")]
     pub identity: Option<String>,
@@ -53,13 +48,7 @@ impl Flags {
         let empty = |name: &str| std::env::var(name).is_ok_and(|value| value.is_empty());
         let arguments = std::env::args_os();
         let mut command = <Self as clap::CommandFactory>::command();
-        for name in [
-            "namespace",
-            "worker_image",
-            "lease_namespace",
-            "router_token_file",
-            "identity",
-        ] {
+        for name in ["namespace", "worker_image", "lease_namespace", "identity"] {
             let variable = format!("BATON_{}", name.to_uppercase());
             if empty(&variable) {
                 command = command.mut_arg(name, |argument| argument.env(None::<&'static str>));

@@ -14,7 +14,7 @@ use super::reports::Reports;
 use super::routers::Routers;
 use super::writes::Writes;
 use crate::metrics::Metrics;
-use crate::pool::{Pending, Settings};
+use crate::pool::{CreationError, Pending, Settings};
 use crate::worker::Workers;
 
 /// Everything that a look reads, and its one way out.
@@ -44,7 +44,7 @@ pub struct Memory {
     /// Pods whose workers did not answer when they were last asked to drain.
     pub silent: BTreeSet<String>,
     /// Why the last pod that was to be created was refused.
-    pub creation_error: Option<String>,
+    pub creation_error: Option<CreationError>,
     /// The last write of a status to an object that cannot be read, whose status is not known therefore: its generation and why.
     pub unreadable: Option<(Option<i64>, String)>,
 }

@@ -13,7 +13,7 @@ use super::fault::{Class, Fault, code, words};
 use super::hash_key;
 use super::key::PoolKey;
 use super::writes::Written;
-use crate::pool::Action;
+use crate::pool::{Action, CreationError};
 use crate::worker;
 
 /// What has not worked.
@@ -40,6 +40,13 @@ pub async fn execute(
     let mut kept_back: BTreeSet<String> = BTreeSet::new();
     let mut creates = true;
     let mut has_key = false;
+    if !actions
+        .iter()
+        .any(|action| matches!(action, Action::CreatePod(_)))
+    {
+        // What was refused is not wanted any more. Should it be again, the next try says whether it still is refused.
+        memory.lock().creation_error = None;
+    }
     for action in actions {
         let pod = pod_of(&action).map(str::to_owned);
         if pod.as_ref().is_some_and(|pod| kept_back.contains(pod)) {
@@ -236,13 +243,16 @@ fn pod_of(action: &Action) -> Option<&str> {
 
 /// In the API server's words where it has said something. The name of the pod is another one at each try, and is left out: a status must
 /// not change with it.
-fn refusal(fault: &Fault, pod: &str) -> String {
-    let said = match fault {
-        Fault::Api { source, .. } if code(source).is_some() => words(source),
-        other => other.to_string(),
+fn refusal(fault: &Fault, pod: &str) -> CreationError {
+    let (code, said) = match fault {
+        Fault::Api { source, .. } if code(source).is_some() => (code(source), words(source)),
+        other => (None, other.to_string()),
     };
     let fixed = pod.rsplit_once('-').map_or(pod, |(fixed, _)| fixed);
-    said.replace(pod, &format!("{fixed}-…"))
+    CreationError {
+        code,
+        message: said.replace(pod, &format!("{fixed}-…")),
+    }
 }
 
 #[cfg(test)]
@@ -262,7 +272,10 @@ mod tests {
             let fault = Fault::api("create pods n/p", kube::Error::Api(Box::new(status)));
             refusal(&fault, pod)
         };
-        let said = "pods \"d-abc-…\" is forbidden: exceeded quota: gpus";
+        let said = CreationError {
+            code: Some(403),
+            message: "pods \"d-abc-…\" is forbidden: exceeded quota: gpus".to_owned(),
+        };
         assert_eq!(refused("d-abc-12345"), said);
         assert_eq!(refused("d-abc-67890"), said);
     }

@@ -15,7 +15,7 @@ use tracing::info;
 
 use super::context::{Context, Memory};
 use super::execute::{Trouble, execute, find_out};
-use super::fault::Fault;
+use super::fault::{Class, Fault};
 use super::key::PoolKey;
 use super::views;
 use super::work::Looked;
@@ -90,6 +90,7 @@ async fn reconcile(
     let plan = plan(&observed, &mut random);
     measure(context, key, &observed.pool, &plan.status);
 
+    let mut refused = None;
     if !observed.pool.deleting && status.as_ref() != Some(&plan.status) {
         let identity = Identity {
             namespace: &key.namespace,
@@ -97,11 +98,20 @@ async fn reconcile(
             uid: &observed.pool.uid,
         };
         let (resource, kind) = resource(key);
-        context
+        let written = context
             .writes
             .apply_status(resource, kind, &identity, &plan.status)
-            .await?;
-        info!(pool = %key, generation = observed.pool.generation, ready = plan.status.ready, draining = plan.status.draining_replicas, "status written");
+            .await;
+        match written {
+            Ok(()) => {
+                info!(pool = %key, generation = observed.pool.generation, ready = plan.status.ready, draining = plan.status.draining_replicas, "status written");
+            }
+            // A pool whose status is refused is looked after all the same: nothing that is done depends on it.
+            Err(fault) if fault.is_of_one_request() && fault.class() == Class::Failure => {
+                refused = Some(fault);
+            }
+            Err(fault) => return Err(fault),
+        }
     }
     let done = execute(context, key, plan.actions, memory).await;
     publish(context, key, &observed.pool.uid, &plan.notes).await;
@@ -109,7 +119,7 @@ async fn reconcile(
         fault,
         worker_silent,
     } = done?;
-    if let Some(fault) = fault {
+    if let Some(fault) = refused.or(fault) {
         return Err(fault);
     }
     let next_report = next_report.map(|due| due.saturating_sub(context.now()));
@@ -335,3 +345,6 @@ fn resource(key: &PoolKey) -> (&'static str, &'static str) {
 pub(super) fn resync() -> Duration {
     RESYNC.mul_f64(1.0 + random::fraction())
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,8 +22,11 @@ const RE_READ: Duration = Duration::from_secs(60);
 const WHILE_DRAINING: Duration = Duration::from_secs(1);
 /// Longest pause between two tries to reach one that does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// Workers of one pool that are asked at a time. Each may take two times 2 s: 240 silent ones fit into the deadline of a look.
+/// Workers of one pool that are asked at a time.
 const AT_A_TIME: usize = 16;
+/// One look asks no longer than this, a third of its deadline. With more silent workers than that allows (2 s each, so 160), the rest is
+/// asked in the next look, while these have their pause.
+const WITHIN: Duration = Duration::from_secs(20);
 
 /// Uid of a pod → what its worker said.
 #[derive(Debug, Default)]
@@ -60,39 +63,55 @@ struct Asked {
 impl Reports {
     /// Asks those workers of `pods` that are due at `now`, a time of the process's own clock.
     pub async fn refresh(&self, pods: &[Pod], workers: &Workers, now: Duration) {
-        let due: Vec<Asked> = {
+        let ask = |address| async move {
+            let (card, load) = tokio::join!(workers.card(address), workers.load(address));
+            WorkerReport {
+                card: card.map(Box::new).map_err(|error| error.to_string()),
+                load: load.map_err(|error| error.to_string()),
+            }
+        };
+        self.refresh_by(pods, ask, now).await;
+    }
+
+    async fn refresh_by<Asking: Future<Output = WorkerReport>>(
+        &self,
+        pods: &[Pod],
+        ask: impl Fn(IpAddr) -> Asking,
+        now: Duration,
+    ) {
+        let mut due: Vec<(Duration, Asked)> = {
             let entries = self.entries.lock();
             pods.iter()
                 .filter_map(|pod| {
                     let process = process(pod)?;
                     let uid = pod.uid()?;
                     let due = due(pod, &process, entries.get(&uid));
-                    (due <= now).then(|| Asked {
+                    let asked = Asked {
                         uid,
                         version: pod.resource_version(),
                         process,
-                    })
+                    };
+                    (due <= now).then_some((due, asked))
                 })
                 .collect()
         };
-        let answers = futures::stream::iter(due)
-            .map(|asked| async move {
-                let address = asked.process.address;
-                let (card, load) = tokio::join!(workers.card(address), workers.load(address));
-                let report = WorkerReport {
-                    card: card.map(Box::new).map_err(|error| error.to_string()),
-                    load: load.map_err(|error| error.to_string()),
-                };
-                (asked, report)
+        // Who was not asked in a look that was cut short comes before those who were.
+        due.sort_by_key(|(due, _)| *due);
+        let mut answers = futures::stream::iter(due)
+            .map(|(_, asked)| {
+                let asking = ask(asked.process.address);
+                async move { (asked, asking.await) }
             })
-            .buffer_unordered(AT_A_TIME)
-            .collect::<Vec<_>>()
-            .await;
-        let mut entries = self.entries.lock();
-        for (asked, report) in answers {
-            let before = entries.remove(&asked.uid);
-            entries.insert(asked.uid.clone(), next(before, asked, report, now));
-        }
+            .buffer_unordered(AT_A_TIME);
+        // Each counts as it comes: a look that is cut short has got on.
+        let all = async {
+            while let Some((asked, report)) = answers.next().await {
+                let mut entries = self.entries.lock();
+                let before = entries.remove(&asked.uid);
+                entries.insert(asked.uid.clone(), next(before, asked, report, now));
+            }
+        };
+        let _ = tokio::time::timeout(WITHIN, all).await;
     }
 
     /// What the workers of `pods` said, by the pod's name, and when one of them has to be asked again.

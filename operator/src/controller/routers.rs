@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,13 +10,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::fetch::Fetch;
 use crate::policy::{InForce, Router};
 
 /// Admin port of a router's pod.
 const ADMIN: u16 = 8001;
+const PATH: &str = "/policyz";
 /// A router that serves by what is wanted.
 const RE_READ: Duration = Duration::from_secs(60);
 /// First pause before a router is asked again that does not yet, or does not answer; it doubles.
@@ -30,8 +29,6 @@ const AT_A_TIME: usize = 16;
 #[derive(Debug, Default)]
 pub struct Routers {
     fetch: Fetch,
-    /// File with the token of the routers' admin ports; read at each use, so that a new one counts at once.
-    token_file: Option<PathBuf>,
     entries: Mutex<BTreeMap<String, Entry>>,
 }
 
@@ -44,14 +41,6 @@ struct Entry {
 }
 
 impl Routers {
-    #[must_use]
-    pub fn new(token_file: Option<PathBuf>) -> Self {
-        Self {
-            token_file,
-            ..Self::default()
-        }
-    }
-
     /// What the routers `pods` say, and after how long they have to be asked again. `wanted`: the policy and its generation.
     pub async fn ask(
         &self,
@@ -69,7 +58,6 @@ impl Routers {
                 runs.then(|| (pod.name_any(), pod.uid().unwrap_or_default(), address))
             })
             .collect();
-        let token = &self.token();
         let due: Vec<(String, IpAddr)> = {
             let entries = self.entries.lock();
             reachable
@@ -84,10 +72,7 @@ impl Routers {
         };
         let answers = futures::stream::iter(due)
             .map(|(uid, address)| async move {
-                let answer = match token {
-                    Ok(token) => self.policies_of(address, token.as_deref()).await,
-                    Err(error) => Err(error.clone()),
-                };
+                let answer = self.policies_at(SocketAddr::new(address, ADMIN)).await;
                 (uid, answer)
             })
             .buffer_unordered(AT_A_TIME)
@@ -128,31 +113,11 @@ impl Routers {
         self.entries.lock().retain(|uid, _| there(uid));
     }
 
-    fn token(&self) -> Result<Option<String>, String> {
-        let Some(file) = &self.token_file else {
-            return Ok(None);
-        };
-        match std::fs::read_to_string(file) {
-            Ok(token) => Ok(Some(token.trim().to_owned())),
-            Err(error) => Err(format!(
-                "--router-token-file {} cannot be read: {error}: mount the secret of the routers' admin token there",
-                file.display()
-            )),
-        }
-    }
-
-    async fn policies_of(
-        &self,
-        address: IpAddr,
-        token: Option<&str>,
-    ) -> Result<Vec<InForce>, String> {
-        let address = SocketAddr::new(address, ADMIN);
-        let body = self
-            .fetch
-            .get(address, "/v1/policies", token)
-            .await
-            .map_err(|error| error.to_string())?;
-        parse(&body).map_err(|error| format!("http://{address}/v1/policies: {error}"))
+    /// `admin`: whoever may make a pod can put anybody there, so nothing is sent that is not for everybody.
+    async fn policies_at(&self, admin: SocketAddr) -> Result<Vec<InForce>, String> {
+        let body = self.fetch.get(admin, PATH).await;
+        let body = body.map_err(|error| error.to_string())?;
+        parse(&body).map_err(|error| format!("http://{admin}{PATH}: {error}"))
     }
 }
 
@@ -175,14 +140,13 @@ impl Entry {
     }
 }
 
-/// `GET /v1/policies` of a router.
+/// `GET /policyz` of a router.
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
     policies: Vec<Listed>,
-    /// A router that serves by a file has a sentence here, which is about no policy of the cluster.
     #[serde(default)]
-    refused: Value,
+    refused: Vec<Refused>,
 }
 
 #[derive(Deserialize)]
@@ -200,7 +164,6 @@ struct Refused {
 
 fn parse(body: &[u8]) -> serde_json::Result<Vec<InForce>> {
     let answer: Answer = serde_json::from_slice(body)?;
-    let refused: Vec<Refused> = serde_json::from_value(answer.refused).unwrap_or_default();
     let mut policies: Vec<InForce> = answer
         .policies
         .into_iter()
@@ -210,7 +173,7 @@ fn parse(body: &[u8]) -> serde_json::Result<Vec<InForce>> {
             refused: None,
         })
         .collect();
-    for refused in refused {
+    for refused in answer.refused {
         let reason = Some(refused.reason);
         match policies
             .iter_mut()
@@ -233,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_is_in_force_and_what_is_refused_is_told_apart() {
-        let body = br#"{"policies":[{"name":"a","generation":3,"digest":"d","since":"2026-11-30T00:00:00Z"}],
+        let body = br#"{"policies":[{"name":"a","generation":3}],
             "refused":[{"name":"a","generation":4,"reason":"weights"},{"name":"b","generation":1,"reason":"taken"}]}"#;
         let policies = parse(body).unwrap();
         let of = |name: &str| policies.iter().find(|policy| policy.name == name).unwrap();
@@ -243,11 +206,32 @@ mod tests {
             (of("b").generation, of("b").refused.as_deref()),
             (None, Some("taken"))
         );
-        for file_mode in ["null", "\"a sentence\""] {
-            let body = format!(r#"{{"policies":[],"refused":{file_mode}}}"#);
-            assert_eq!(parse(body.as_bytes()).unwrap(), []);
-        }
+        assert_eq!(parse(br#"{"policies":[],"refused":[]}"#).unwrap(), []);
         assert!(parse(b"3").is_err());
+    }
+
+    /// Anybody may label a pod as a router's.
+    #[tokio::test]
+    async fn a_stranger_that_poses_as_a_router_is_told_no_secret() {
+        use axum::http::{HeaderMap, Uri};
+
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let hears = Arc::clone(&heard);
+        let stranger = axum::Router::new().fallback(async move |uri: Uri, headers: HeaderMap| {
+            hears.lock().push((uri.path().to_owned(), headers));
+            r#"{"policies":[{"name":"a","generation":3}]}"#
+        });
+        let served = tokio::spawn(async move { axum::serve(listener, stranger).await });
+        let policies = Routers::default().policies_at(address).await.unwrap();
+        assert_eq!(policies[0].generation, Some(3));
+        let heard = heard.lock();
+        let (path, headers) = &heard[0];
+        assert_eq!((heard.len(), path.as_str()), (1, "/policyz"));
+        let sent: Vec<&str> = headers.keys().map(|name| name.as_str()).collect();
+        assert_eq!(sent, ["host"], "{headers:?}");
+        served.abort();
     }
 
     #[test]

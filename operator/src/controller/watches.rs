@@ -1,22 +1,32 @@
 //! Watches: each fills a cache and tells what has changed. A watch that is cut is opened anew with a growing pause; meanwhile the cache
 //! keeps what it had.
+//!
+//! The pause shrinks again once the API server has answered: with a whole list, or with a change. The client's own stream of events tells
+//! of the intention to list, too, before it asks; the pauses that it offers shrink with that, and never grow.
 
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::utils::Backoff as _;
+use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::cause::innermost;
 use crate::metrics::{KindLabels, Metrics};
+
+/// A watch that is cut after so long without a fault is said to be. It may have been open meanwhile, and have had nothing to tell; the
+/// pauses between two tries are shorter.
+const SAID_AGAIN_AFTER: Duration = Duration::from_secs(120);
 
 /// What a watch tells.
 #[derive(Debug)]
@@ -53,14 +63,12 @@ pub async fn follow<K>(
 {
     let Process { metrics, stop } = process;
     let store = writer.as_reader();
-    let mut events = std::pin::pin!(
-        kube::runtime::watcher(api, config)
-            .modify(|object| {
-                object.managed_fields_mut().clear();
-            })
-            .default_backoff()
-    );
-    let mut faulty = false;
+    let mut events = std::pin::pin!(kube::runtime::watcher(api, config).modify(|object| {
+        object.managed_fields_mut().clear();
+    }));
+    // From 0.8 s, doubled up to 30 s, and up to as much again by chance.
+    let mut pauses = DefaultBackoff::default();
+    let mut fault: Option<Instant> = None;
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
@@ -74,17 +82,27 @@ pub async fn follow<K>(
                     .watch_errors
                     .get_or_create(&KindLabels { kind })
                     .inc();
-                if !std::mem::replace(&mut faulty, true) {
+                let now = Instant::now();
+                let before = fault.replace(now);
+                if before.is_none_or(|last| now.duration_since(last) > SAID_AGAIN_AFTER) {
                     warn!(
                         kind,
                         error = innermost(&error),
                         "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed"
                     );
                 }
+                let pause = pauses.next().unwrap_or_default();
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
             }
             Some(Ok(event)) => {
-                if std::mem::take(&mut faulty) {
-                    info!(kind, "watch is open again");
+                if !matches!(event, Event::Init | Event::InitApply(_)) {
+                    pauses.reset();
+                    if fault.take().is_some() {
+                        info!(kind, "watch is open again");
+                    }
                 }
                 take(&store, &mut writer, &types, &event, &mut changed);
             }
@@ -122,5 +140,49 @@ fn take<K>(
         }),
         Event::InitDone => changed(Change::All),
         Event::Init | Event::InitApply(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::imagined;
+
+    /// How often the API server is asked in so long, where it answers so.
+    async fn tries(within: Duration, answer: fn() -> (u16, serde_json::Value)) -> u32 {
+        let count = Arc::new(AtomicU32::new(0));
+        let counts = Arc::clone(&count);
+        let client = imagined::client(move |_, _, _| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            answer()
+        });
+        let process = Process {
+            metrics: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let pods: Api<Pod> = Api::all(client);
+        let config = watcher::Config::default();
+        let follow = follow("Pod", pods, config, Writer::new(()), (), process, |_| {});
+        let ended = tokio::time::timeout(within, follow).await;
+        assert!(ended.is_err(), "a watch does not end by itself");
+        count.load(Ordering::Relaxed)
+    }
+
+    /// Whoever lists once a second is one of hundreds that do when an API server can bear it least.
+    #[tokio::test(start_paused = true)]
+    async fn lists_that_are_refused_are_tried_with_growing_pauses() {
+        let refused = || {
+            (
+                404,
+                json!("the server could not find the requested resource"),
+            )
+        };
+        let tries = tries(Duration::from_secs(600), refused).await;
+        assert!((8..40).contains(&tries), "{tries} in ten minutes");
     }
 }

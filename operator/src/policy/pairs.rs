@@ -1,15 +1,12 @@
 //! Which revisions of prefill pools can hand KV to which revisions of decode pools.
 
 use baton_crds::PoolRole;
-use baton_crds::status::{Difference, PairStatus, RevisionStatus};
+use baton_crds::status::{Difference, MOST_PAIRS, PairStatus, RevisionStatus};
 use baton_protocol::identity;
 
 use super::declared;
 use super::observed::{Cards, PoolView};
 use super::references::Sides;
-
-/// Pairs that a status has room for.
-const PAIRS: usize = 64;
 
 /// Differences of a pair that a status has room for; there are not as many fields.
 const DIFFERENCES: usize = 16;
@@ -51,7 +48,7 @@ impl<'a> Pairs<'a> {
                 pools.push(pair);
             }
         }
-        revisions.truncate(PAIRS);
+        revisions.truncate(MOST_PAIRS);
         Self { pools, revisions }
     }
 

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod routers;
+
 /// What a case changes in a spec.
 type Change = fn(&mut Value);
 

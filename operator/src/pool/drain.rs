@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-use super::member::{DRAINING, Member, Stage, condition};
+use super::member::{DRAINING, Member, Stage, condition, holds, transition};
 use super::observed::{Observed, WorkerLoad};
+use super::render::GRACE_BEYOND_DRAIN;
 
 /// A drain that was not enough is not waited for again by the pod's `preStop`.
 pub(crate) const GRACE_AFTER_TIMEOUT: i64 = 30;
@@ -60,8 +61,29 @@ fn what_is_left(member: &Member<'_>, seconds: i64) -> String {
     }
 }
 
+/// Seconds for which a drain that nobody here ordered is left to whoever did. A `preStop` may wait for it so long: that of a pod which
+/// its node ends, which shows late or not at all.
+pub(crate) fn patience(observed: &Observed) -> i64 {
+    observed.pool.spec.rollout.drain_timeout_seconds.max(0) + GRACE_BEYOND_DRAIN
+}
+
+/// A replica that was told to drain by nobody here (a probe that failed, somebody's `GET /drain`), and has not served since for longer
+/// than a pod takes to end.
+fn is_stray(member: &Member<'_>, observed: &Observed) -> bool {
+    let unready = condition(member.pod, "Ready").filter(|ready| ready.status == "False");
+    let since = unready.and_then(transition);
+    let long = since.is_some_and(|since| {
+        observed.now.duration_since(since) > SignedDuration::from_secs(patience(observed))
+    });
+    member.is_serving() && long && !holds(member.pod, "DisruptionTarget")
+}
+
 /// What the worker has to be told: to drain, or (true) that it need not. `drains`: as it is after this plan.
-pub(crate) fn order(member: &Member<'_>, drains: bool) -> Option<(SocketAddr, bool)> {
+pub(crate) fn order(
+    member: &Member<'_>,
+    drains: bool,
+    observed: &Observed,
+) -> Option<(SocketAddr, bool)> {
     let control = member
         .control()
         .filter(|_| member.stage.is_live() && member.process_runs())?;
@@ -69,8 +91,10 @@ pub(crate) fn order(member: &Member<'_>, drains: bool) -> Option<(SocketAddr, bo
     if drains {
         return (told != Some(true)).then_some((control, false));
     }
-    // A worker also drains by itself when its pod is to end, and must not be called back from that: only whom we marked is.
+    // A worker also drains by itself when its pod is to end, and must not be called back from that: only whom we marked is, and who has
+    // not ended in all the time that a pod has for it.
     let taken_back = matches!(member.stage, Stage::Draining { .. });
-    let unheard = condition(member.pod, DRAINING).is_some() && told == Some(true);
+    let marked = condition(member.pod, DRAINING).is_some();
+    let unheard = told == Some(true) && (marked || is_stray(member, observed));
     (taken_back || unheard).then_some((control, true))
 }

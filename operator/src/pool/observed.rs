@@ -25,10 +25,19 @@ pub struct Observed {
     pub policies: PolicyFacts,
     /// The one that is named as the pool's would be (`POOL-KIND`), whoever it belongs to.
     pub disruption_budget: Option<PodDisruptionBudget>,
-    /// Why the last pod that was to be created was refused, in the API server's words; none after one was created.
-    pub creation_error: Option<String>,
+    /// Why the last pod that was to be created was refused; none after one was created, or none was to be.
+    pub creation_error: Option<CreationError>,
     pub settings: Settings,
     pub now: Timestamp,
+}
+
+/// What the API server answered to the creation of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreationError {
+    /// Of HTTP, where it has answered.
+    pub code: Option<u16>,
+    /// In its own words.
+    pub message: String,
 }
 
 /// A `PrefillPool` or a `DecodePool`.

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `metadata.labels`, `metadata.annotations` | the author's and Baton's; where both have a name, Baton's |
 //! | `nodeSelector`, `priorityClassName`, `serviceAccountName` | the author's |
+//! | `securityContext` | the author's, field by field, of the pod; the daemon beside a server has its own |
 //! | `tolerations` | the author's |
 //! | `affinity` | the author's; terms of `topology.requireSame` are added to its required pod affinity |
 //! | `volumes`, `volumeMounts` | Baton's, then the author's; a name or a path of Baton's is refused |
@@ -43,7 +44,7 @@ use super::refusal::{self, Refusal};
 use super::revision;
 
 /// Seconds of a pod's grace beyond its drain: in them the process ends, and a drain that was not enough is cut in order.
-const GRACE_BEYOND_DRAIN: i64 = 30;
+pub(crate) const GRACE_BEYOND_DRAIN: i64 = 30;
 /// How long SIGTERM waits for what runs. `preStop` has drained before, so what is left has had its time; the end of the pod's grace
 /// would cut it without a word.
 const SECONDS_AFTER_PRE_STOP: i64 = 20;
@@ -212,6 +213,9 @@ fn pod_spec(observed: &Observed, model: &model::Mounted) -> Result<PodSpec, Refu
     let template = &pool.spec.template;
     let drain = pool.spec.rollout.drain_timeout_seconds.max(0);
     let is_server = pool.spec.engine.engine_type.is_server();
+    // Images of engines are others' and are run as they are, unless the author says otherwise; the daemon beside has the same for itself.
+    let user = (!is_server).then_some(USER);
+    let authors = &template.security_context;
     let worker_image = observed.settings.worker_image.as_deref();
     let (beside, computing) = if is_server {
         let daemon = engine::daemon(observed, model)?;
@@ -241,10 +245,10 @@ fn pod_spec(observed: &Observed, model: &model::Mounted) -> Result<PodSpec, Refu
         termination_grace_period_seconds: Some(drain + GRACE_BEYOND_DRAIN),
         restart_policy: Some("Always".to_owned()),
         security_context: Some(PodSecurityContext {
-            // Images of engines are others' and are run as they are; the daemon beside has the same for itself.
-            run_as_non_root: (!is_server).then_some(true),
-            run_as_user: (!is_server).then_some(USER),
-            run_as_group: (!is_server).then_some(USER),
+            run_as_non_root: authors.run_as_non_root.or(user.map(|_| true)),
+            run_as_user: authors.run_as_user.or(user),
+            run_as_group: authors.run_as_group.or(user),
+            fs_group: authors.fs_group,
             seccomp_profile: Some(SeccompProfile {
                 type_: "RuntimeDefault".to_owned(),
                 ..SeccompProfile::default()

@@ -7,11 +7,14 @@ mod conditions;
 use std::collections::{BTreeMap, BTreeSet};
 
 use baton_crds::labels;
-use baton_crds::status::{DomainStatus, PoolStatus, RevisionStatus};
+use baton_crds::status::{
+    DomainStatus, LONGEST_IDENTITY, LONGEST_PATH, MOST_DOMAINS, MOST_REVISIONS, PoolStatus,
+    RevisionStatus,
+};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::member::{Member, Stage, annotation, label, role};
-use super::observed::{Observed, PoolObject};
+use super::observed::{Level, Observed, PoolObject};
 use super::refusal::Refusal;
 use super::trouble::{self, Trouble};
 
@@ -109,13 +112,14 @@ fn revisions(facts: &Facts<'_, '_>) -> Vec<RevisionStatus> {
     }
     let ordered = current.into_iter().chain(hashes);
     ordered
+        .take(MOST_REVISIONS)
         .map(|hash| {
             let of = facts.members.iter().filter(|m| m.revision == hash);
             let ready = of.clone().filter(|m| m.is_serving() && m.ready).count();
             let draining = of.filter(|member| is_draining(member)).count();
             let identity = identities(facts.members, hash)
                 .first()
-                .map(|text| (*text).to_owned());
+                .map(|text| text.chars().take(LONGEST_IDENTITY).collect());
             RevisionStatus {
                 hash: hash.to_owned(),
                 kv_identity: identity,
@@ -126,8 +130,18 @@ fn revisions(facts: &Facts<'_, '_>) -> Vec<RevisionStatus> {
         .collect()
 }
 
+/// By the nearest level whose domains a status has room for: with hundreds of hosts, by their racks.
 fn domains(facts: &Facts<'_, '_>, observed: &Observed) -> Vec<DomainStatus> {
     let levels = &observed.settings.levels;
+    let by_level = (0..levels.len()).map(|nearest| domains_of(facts, &levels[nearest..]));
+    let mut fitting = by_level.filter(|domains| {
+        let fits = |domain: &DomainStatus| domain.path.chars().count() <= LONGEST_PATH;
+        domains.len() <= MOST_DOMAINS && domains.iter().all(fits)
+    });
+    fitting.next().unwrap_or_default()
+}
+
+fn domains_of(facts: &Facts<'_, '_>, levels: &[Level]) -> Vec<DomainStatus> {
     let mut paths: BTreeMap<String, i32> = BTreeMap::new();
     for member in facts.members.iter().filter(|m| m.is_serving() && m.ready) {
         let path: Option<Vec<&str>> = levels

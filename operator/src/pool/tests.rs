@@ -1,6 +1,7 @@
 //! The planner, by what it answers to pools, pods and workers that are built here.
 
 mod disruption;
+mod drain;
 mod engine;
 mod histories;
 mod pending;

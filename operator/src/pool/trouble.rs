@@ -6,6 +6,7 @@ use baton_crds::labels;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
+use super::drain;
 use super::member::{CONTAINER, ENGINE, Member, Stage, condition, containers, created, transition};
 use super::observed::Observed;
 use super::registration::{CARD_MISMATCH, CARD_UNAVAILABLE};
@@ -190,6 +191,13 @@ fn slow(member: &Member<'_>, observed: &Observed) -> Option<Trouble> {
         let why = gate.message.as_deref().unwrap_or_default();
         let message = format!("its worker's card cannot be read: {}", sentence(why));
         return trouble(CARD_UNAVAILABLE, message, false);
+    }
+    if member.load().is_some_and(|load| load.draining) {
+        let seconds = drain::patience(observed);
+        let message = format!(
+            "its worker was told to drain, by a probe that failed or by somebody: {seconds} s after it became unready it is told to take work again"
+        );
+        return trouble("NotReady", message, false);
     }
     let message = "its worker runs and is not ready: see its log".to_owned();
     trouble("NotReady", message, false)

@@ -103,3 +103,29 @@ fn a_card_that_was_read_stays_as_long_as_its_container() {
     assert_eq!(second.report.load, Err("silent".into()));
     assert_eq!(second.failures, 1);
 }
+
+/// Each of them takes its 2 s: no look may take longer than its deadline, and each has to get on.
+#[tokio::test(start_paused = true)]
+async fn hundreds_of_silent_workers_hold_no_look_up_and_each_is_asked_in_its_turn() {
+    let pods: Vec<Pod> = (0..500)
+        .map(|index| {
+            let mut pod = pod("c", "1", false);
+            pod.metadata.name = Some(format!("w-{index}"));
+            pod.metadata.uid = Some(format!("u-{index}"));
+            pod
+        })
+        .collect();
+    let reports = Reports::default();
+    let start = tokio::time::Instant::now();
+    let ask = |_| async {
+        tokio::time::sleep(s(2)).await;
+        silent()
+    };
+    for look in 1..=4 {
+        let began = tokio::time::Instant::now();
+        reports.refresh_by(&pods, ask, start.elapsed()).await;
+        assert!(began.elapsed() < s(21), "look {look}");
+        let known = reports.of(&pods).0.len();
+        assert!(known >= (look * 144).min(500), "{known} in look {look}");
+    }
+}

@@ -33,6 +33,8 @@ const STARTUP_PERIOD: i32 = 5;
 const STARTUP_SECONDS: i32 = 3600;
 /// Memory of a daemon beside its staging arena.
 const DAEMON_BYTES: i64 = 256 << 20;
+/// What it is ended above: its index of a large cache, and a file of a tokenizer, come on top of what it needs at rest.
+const MOST_DAEMON_BYTES: i64 = 1 << 30;
 
 /// The ports that the engine's own documentation uses.
 fn ports(kind: EngineType) -> EnginePorts {
@@ -80,15 +82,22 @@ pub(super) fn daemon(observed: &Observed, model: &Mounted) -> Result<Container, 
     let mounts = volumes::mounts_of_daemon(model);
     let container = container::daemon(image, container::own_environment(), mounts);
     let security = container.security_context.clone().unwrap_or_default();
-    let staging = observed.pool.spec.kv_pool.bytes.unwrap_or_default();
-    let memory = DAEMON_BYTES.saturating_add(staging);
+    let pool = &observed.pool.spec;
+    let staging = pool.kv_pool.bytes;
+    let memory = |daemon: i64| {
+        let bytes = daemon.saturating_add(staging.unwrap_or_default());
+        ("memory".to_owned(), Quantity(bytes.to_string()))
+    };
+    // A quota on limits asks each container for one. Of staging that is given in blocks, or not at all, nobody knows here what it takes.
+    let is_bounded = staging.is_some() || pool.engine.connector() != Connector::Baton;
     Ok(Container {
         restart_policy: Some("Always".to_owned()),
         resources: Some(ResourceRequirements {
             requests: Some(BTreeMap::from([
                 ("cpu".to_owned(), Quantity("100m".to_owned())),
-                ("memory".to_owned(), Quantity(memory.to_string())),
+                memory(DAEMON_BYTES),
             ])),
+            limits: is_bounded.then(|| BTreeMap::from([memory(MOST_DAEMON_BYTES)])),
             ..ResourceRequirements::default()
         }),
         security_context: Some(SecurityContext {
@@ -169,9 +178,13 @@ pub(super) fn server(
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             // RDMA registers memory, which the kernel then must not move.
-            capabilities: spec.accelerator.rdma.as_ref().map(|_| Capabilities {
-                add: Some(vec!["IPC_LOCK".to_owned()]),
-                drop: None,
+            capabilities: Some(Capabilities {
+                add: spec
+                    .accelerator
+                    .rdma
+                    .as_ref()
+                    .map(|_| vec!["IPC_LOCK".to_owned()]),
+                drop: Some(vec!["ALL".to_owned()]),
             }),
             ..SecurityContext::default()
         }),

@@ -19,7 +19,7 @@ use baton_crds::status::Condition;
 use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
 use crate::pool::member::created;
-use crate::pool::observed::{Compatibility, Observed};
+use crate::pool::observed::{Compatibility, CreationError, Observed};
 
 pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) -> Vec<Condition> {
     let stalled = stalled(facts, summary, observed);
@@ -82,12 +82,8 @@ fn stalled(
     {
         return Some((trouble.reason, trouble.message.clone()));
     }
-    // Quotas and admission rules answer so; a server that is out of order does not.
-    let forbidden = |error: &&String| error.contains("forbidden") || error.contains("quota");
-    if let Some(error) = observed.creation_error.as_ref().filter(forbidden) {
-        let message =
-            format!("a pod cannot be created: {error}: raise the quota or change the pool");
-        return Some(("PodsForbidden", message));
+    if let Some(refused) = refused(summary, observed) {
+        return Some(refused);
     }
     if let Some(name) = &facts.foreign_budget {
         let message = format!(
@@ -96,6 +92,36 @@ fn stalled(
         return Some(("NameTaken", message));
     }
     None
+}
+
+/// Why the last pod was not created, while one is missing: what was refused before is of no interest to a pool that wants no more.
+fn creation_error<'a>(summary: &Summary, observed: &'a Observed) -> Option<&'a CreationError> {
+    let there = if observed.pool.spec.rollout.paused {
+        summary.serving
+    } else {
+        summary.updated
+    };
+    let error = observed.creation_error.as_ref();
+    error.filter(|_| there < summary.wanted)
+}
+
+/// A refusal that each further try would meet too. A server that is out of order, or busy, answers with other codes.
+fn refused(summary: &Summary, observed: &Observed) -> Option<(&'static str, String)> {
+    let CreationError { code, message } = creation_error(summary, observed)?;
+    let (reason, next_step) = match code {
+        // Quotas and admission rules.
+        Some(403) => (
+            "PodsForbidden",
+            "raise the quota, or change the pool or the rule",
+        ),
+        Some(400 | 422) => (
+            "PodsInvalid",
+            "correct the field, often one of spec.template",
+        ),
+        _ => return None,
+    };
+    let message = format!("a pod cannot be created: {message}: {next_step}");
+    Some((reason, message))
 }
 
 /// What is still to be done, or awaited.
@@ -126,8 +152,8 @@ fn outstanding(
         ));
     }
     if serving < wanted {
-        let error = observed.creation_error.as_ref();
-        let error = error.map(|error| format!("; a pod could not be created: {error}"));
+        let error = creation_error(summary, observed);
+        let error = error.map(|error| format!("; a pod could not be created: {}", error.message));
         let message = format!(
             "{serving} of {wanted} pods are there{}",
             error.unwrap_or_default()

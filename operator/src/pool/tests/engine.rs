@@ -267,11 +267,11 @@ fn devices_are_the_servers() {
     );
     assert_eq!(
         engine["securityContext"]["capabilities"],
-        json!({"add": ["IPC_LOCK"]})
+        json!({"add": ["IPC_LOCK"], "drop": ["ALL"]})
     );
     assert_eq!(
         daemon["resources"],
-        json!({"requests": {"cpu": "100m", "memory": "268435456"}})
+        json!({"requests": {"cpu": "100m", "memory": "268435456"}, "limits": {"memory": "1073741824"}})
     );
     assert_eq!(daemon["securityContext"]["runAsNonRoot"], true);
     assert_eq!(daemon["securityContext"]["readOnlyRootFilesystem"], true);
@@ -367,4 +367,34 @@ fn time_to_drain_makes_no_revision_and_a_new_daemon_does() {
     observed.settings.worker_image = Some("worker:2".to_owned());
     assert_ne!(revision(&observed), usual);
     assert_ne!(Scene::new(&json!({})).revision(), usual);
+}
+
+/// With it a pod passes the Pod Security Standard restricted.
+#[test]
+fn an_author_says_as_whom_an_engines_pod_runs() {
+    let security =
+        json!({"runAsNonRoot": true, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000});
+    let pod = pod(&json!({"template": {"securityContext": security}}));
+    let mut expected = security;
+    expected["seccompProfile"] = json!({"type": "RuntimeDefault"});
+    assert_eq!(pod["spec"]["securityContext"], expected);
+    let engine = &pod["spec"]["containers"][0]["securityContext"];
+    assert_eq!(
+        engine,
+        &json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}})
+    );
+    let daemon = &pod["spec"]["initContainers"][0]["securityContext"];
+    assert_eq!(daemon["runAsUser"], 65532, "its image has its own user");
+}
+
+#[test]
+fn a_daemons_memory_has_a_limit_where_it_is_known_what_it_stages() {
+    let limits = |change: Value| {
+        let pod = pod(&change);
+        pod["spec"]["initContainers"][0]["resources"]["limits"].clone()
+    };
+    let staged = json!({"engine": {"connector": "Baton"}, "kvPool": {"bytes": 1_073_741_824}});
+    assert_eq!(limits(staged), json!({"memory": (2_i64 << 30).to_string()}));
+    let blocks = json!({"engine": {"connector": "Baton"}, "kvPool": {"blocks": 100}});
+    assert_eq!(limits(blocks), Value::Null);
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::json;
 
 use super::scene::{Build, Scene, pod, ready};
-use crate::pool::{Compatibility, NoteKind, Plan, Regarding};
+use crate::pool::{Compatibility, CreationError, NoteKind, Plan, Regarding};
 
 fn scene(replicas: i32, builds: impl IntoIterator<Item = Build>) -> Scene {
     Scene::new(&json!({"replicas": replicas})).with(builds)
@@ -267,23 +267,49 @@ fn a_pod_that_needs_its_time_is_no_trouble_until_it_took_too_long() {
     assert!(message.contains("kubectl describe pod a"), "{message}");
 }
 
+fn refused(code: Option<u16>, message: &str) -> Option<CreationError> {
+    let message = message.to_owned();
+    Some(CreationError { code, message })
+}
+
 #[test]
-fn a_quota_stalls_the_pool_and_a_server_out_of_order_does_not() {
-    let with = |error: &str| {
+fn a_refusal_stalls_the_pool_and_a_server_out_of_order_does_not() {
+    let with = |code: u16, words: &str| {
         let mut scene = scene(1, []);
-        scene.observed.creation_error = Some(error.to_owned());
-        scene.plan()
+        scene.observed.creation_error = refused(Some(code), words);
+        let plan = scene.plan();
+        let told = find(&plan, "Ready").message;
+        assert!(told.contains(words), "{told}");
+        verdict(&plan)
     };
-    let quota = with("pods \"x\" is forbidden: exceeded quota: gpus, requested: 1, limited: 0");
-    assert_eq!(verdict(&quota), ["False", "False", "True", "PodsForbidden"]);
-    assert!(
-        find(&quota, "Stalled")
-            .message
-            .contains("exceeded quota: gpus")
+    let quota = "pods \"x\" is forbidden: exceeded quota: gpus, requested: 1, limited: 0";
+    let rule = "admission webhook \"gatekeeper\" denied the request: no team label";
+    for words in [quota, rule] {
+        assert_eq!(
+            with(403, words),
+            ["False", "False", "True", "PodsForbidden"]
+        );
+    }
+    let limit = "Pod \"x\" is invalid: spec.containers[0].resources.requests: must be less than or equal to cpu limit";
+    for code in [400, 422] {
+        assert_eq!(with(code, limit), ["False", "False", "True", "PodsInvalid"]);
+    }
+    let server =
+        "the server is currently unable to handle the request: a quota is being calculated";
+    assert_eq!(with(500, server), ["False", "True", "False", "ScalingUp"]);
+}
+
+/// The author did what the message asked for.
+#[test]
+fn a_refusal_is_over_once_no_more_pods_are_wanted() {
+    let mut scene = scene(4, [ready("a"), ready("b"), ready("c")]);
+    scene.observed.creation_error = refused(Some(403), "exceeded quota: gpus");
+    assert_eq!(find(&scene.plan(), "Stalled").status, "True");
+    scene.observed.pool.spec.replicas = 3;
+    assert_eq!(
+        verdict(&scene.plan()),
+        ["True", "False", "False", "RolledOut"]
     );
-    let server = with("the server is currently unable to handle the request");
-    assert_eq!(verdict(&server), ["False", "True", "False", "ScalingUp"]);
-    assert!(find(&server, "Ready").message.contains("unable to handle"));
 }
 
 #[test]
@@ -380,4 +406,36 @@ fn a_long_message_is_cut() {
     scene.observed.refusals = vec!["é".repeat(3000)];
     let message = find(&scene.plan(), "Stalled").message;
     assert_eq!(message.chars().count(), 1024);
+}
+
+/// An API server refuses a status with more than its schema has room for, whole.
+#[test]
+fn a_status_fits_its_schema_however_many_hosts_and_revisions_there_are() {
+    let mut many = scene(300, (0..300).map(|index| ready(&format!("w{index}"))));
+    for (index, pod) in many.observed.pods.iter_mut().enumerate() {
+        let labels = pod.metadata.labels.as_mut().unwrap();
+        labels.insert("serving.baton.dev/domain-host".into(), format!("n{index}"));
+        labels.insert(
+            "serving.baton.dev/domain-rack".into(),
+            format!("r{}", index % 7),
+        );
+        if index > 200 {
+            labels.insert("serving.baton.dev/revision".into(), format!("old{index}"));
+        }
+        let annotations = pod.metadata.annotations.as_mut().unwrap();
+        annotations.insert(
+            "serving.baton.dev/kv-identity-digest".into(),
+            "é".repeat(4000),
+        );
+    }
+    many.observed.refusals = vec!["é".repeat(3000)];
+    let status = many.plan().status;
+    crate::bounds::fits("DecodePool", &status);
+    let domains: Vec<(&str, i32)> = status
+        .domains
+        .iter()
+        .map(|domain| (domain.path.as_str(), domain.ready))
+        .collect();
+    assert_eq!(domains[0], ("r0", 43), "by rack: the hosts are too many");
+    assert_eq!(domains.iter().map(|(_, ready)| ready).sum::<i32>(), 300);
 }
