@@ -1,5 +1,5 @@
-//! The admin port: health and metrics for probes and scrapers; fleet, decisions and policies for people, behind a token where
-//! one is set. Never on the public port.
+//! The admin port: health and metrics for probes and scrapers, and which policies are in force for the operator; fleet, decisions and
+//! policies for people, behind a token where one is set. Never on the public port.
 //!
 //! - [`token`]: the bearer token. [`readiness`]: when the router is ready.
 
@@ -73,6 +73,7 @@ pub fn routes(admin: Arc<Admin>, token: Option<Arc<Token>>) -> Router {
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .route("/policyz", get(generations))
         .merge(guarded)
         .fallback(async || {
             problem(
@@ -213,6 +214,24 @@ async fn policies(State(admin): State<Arc<Admin>>) -> Response {
         policies,
         refused: in_force.refused.clone(),
     })
+    .into_response()
+}
+
+/// `GET /policyz`: names and generations only, and why one is refused. It is open, so that whoever looks after policies needs no
+/// token, and has none to lose to a stranger.
+async fn generations(State(admin): State<Arc<Admin>>) -> Response {
+    let in_force = admin.policies.in_force();
+    let served = in_force.set.policies.iter();
+    let served = served.map(|policy| json!({"name": policy.name, "generation": policy.generation}));
+    let refused = in_force.refused.iter();
+    let refused = refused.filter(|refusal| refusal.name.is_some());
+    let refused = refused.map(|refusal| {
+        json!({"name": refusal.name, "generation": refusal.generation, "reason": refusal.reason})
+    });
+    axum::Json(json!({
+        "policies": served.collect::<Vec<_>>(),
+        "refused": refused.collect::<Vec<_>>(),
+    }))
     .into_response()
 }
 

@@ -130,7 +130,7 @@ const GUARDED: [&str; 6] = [
 ];
 
 #[tokio::test]
-async fn everything_but_health_and_metrics_is_behind_the_token() {
+async fn everything_but_health_metrics_and_generations_is_behind_the_token() {
     let port = port(true);
     for path in GUARDED.into_iter().chain(["/v1/decisions/r0-1"]) {
         for authorization in [None, Some("Bearer other"), Some("Basic secret")] {
@@ -144,7 +144,7 @@ async fn everything_but_health_and_metrics_is_behind_the_token() {
         let response = port.ask("GET", path, Some("Bearer secret")).await;
         assert_ne!(response.status(), 401, "{path}");
     }
-    for path in ["/healthz", "/readyz", "/metrics"] {
+    for path in ["/healthz", "/readyz", "/metrics", "/policyz"] {
         assert_eq!(port.ask("GET", path, None).await.status(), 200, "{path}");
     }
 }
@@ -210,4 +210,11 @@ async fn policies_are_listed_with_their_generation_and_what_is_refused_with_its_
     );
     let refused = json!([{"name": "p", "generation": 4, "reason": "spec.decodePools: empty"}]);
     assert_eq!(body["refused"], refused);
+
+    // For the operator, which has no token: no policy itself.
+    let answer = port.ask("GET", "/policyz", None).await;
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    let body: Value = serde_json::from_slice(&bytes).unwrap();
+    let served = json!([{"name": "p", "generation": 1}]);
+    assert_eq!(body, json!({"policies": served, "refused": refused}));
 }

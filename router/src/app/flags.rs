@@ -150,6 +150,10 @@ impl Flags {
 
 /// The names in `name=nodeLabel,…`, the form that the operator takes, in their order.
 fn levels(text: &str) -> Result<Vec<String>, String> {
+    if text.trim().is_empty() {
+        // As the operator has it: no level at all.
+        return Ok(Vec::new());
+    }
     text.split(',')
         .map(|level| {
             let name = level.split('=').next().unwrap_or_default().trim();
@@ -233,6 +237,13 @@ mod tests {
         let levels = ["near", "far"].map(str::to_owned).to_vec();
         let namespace = Some("n");
         assert_eq!(said.origin(), Ok(Origin::Kubernetes { namespace, levels }));
+
+        // The chart gives an empty list so.
+        let arguments = ["baton-router", "--kubernetes", "--topology-levels", ""];
+        let none = Flags::try_parse_from(arguments).unwrap();
+        let levels = Vec::new();
+        let namespace = None;
+        assert_eq!(none.origin(), Ok(Origin::Kubernetes { namespace, levels }));
 
         let mut alone = flags("--policy-file p --workers-file w");
         alone.complete(pod).unwrap();

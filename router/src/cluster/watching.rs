@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures::{Stream, StreamExt as _};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::utils::Backoff as _;
+use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -37,25 +38,33 @@ where
     let writer = Writer::new(dynamic);
     let objects = writer.as_reader();
     let mut faults = Faults::new(kind, metrics);
+    // From 0.8 s, doubled up to 30 s, and up to as much again by chance. A list that is only begun does not end them, as it would with
+    // the client's own way.
+    let mut pauses = DefaultBackoff::default();
     watcher(api, config)
-        .default_backoff()
         // Who wrote which field is a good part of an object, and of no use here.
         .modify(|object| object.meta_mut().managed_fields = None)
         .reflect(writer)
         .filter_map(move |event| {
-            let seen = match event {
+            let (seen, pause) = match event {
                 Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone) => {
                     faults.over();
-                    Some(objects.state())
+                    pauses.reset();
+                    (Some(objects.state()), None)
                 }
                 // A list that is on its way replaces the last one when it is whole.
-                Ok(Event::Init | Event::InitApply(_)) => None,
+                Ok(Event::Init | Event::InitApply(_)) => (None, None),
                 Err(error) => {
                     faults.happened(&error);
-                    None
+                    (None, pauses.next())
                 }
             };
-            std::future::ready(seen)
+            async move {
+                if let Some(pause) = pause {
+                    tokio::time::sleep(pause).await;
+                }
+                seen
+            }
         })
 }
 
@@ -122,5 +131,45 @@ fn code(error: &watcher::Error) -> Option<u16> {
         | watcher::Error::WatchFailed(kube::Error::Api(status))
         | watcher::Error::WatchError(status) => Some(status.code),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use http::{Request, Response, StatusCode};
+    use http_body_util::Full;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Client;
+    use kube::client::Body;
+
+    use super::*;
+
+    /// Whoever lists once a second is one of hundreds that do when an API server can bear it least.
+    #[tokio::test(start_paused = true)]
+    async fn lists_that_are_refused_are_tried_with_growing_pauses() {
+        let count = Arc::new(AtomicU32::new(0));
+        let counts = Arc::clone(&count);
+        let service = tower::service_fn(move |_: Request<Body>| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            let mut answer = Response::new(Full::new(bytes::Bytes::from("{}")));
+            *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            std::future::ready(Ok::<_, Infallible>(answer))
+        });
+        let pods: Api<Pod> = Api::namespaced(Client::new(service, "n"), "n");
+        let config = watcher::Config::default();
+        let metrics = Arc::new(Metrics::new());
+        let lists = watched(pods, config, (), "Pod", Arc::clone(&metrics));
+        let mut lists = std::pin::pin!(lists);
+        let ten_minutes = Duration::from_secs(600);
+        let heard = tokio::time::timeout(ten_minutes, lists.next()).await;
+        assert!(heard.is_err(), "there is nothing to tell");
+        let tries = count.load(Ordering::Relaxed);
+        assert!((8..40).contains(&tries), "{tries} in ten minutes");
+        let counted = format!("baton_cluster_watch_errors_total{{kind=\"Pod\"}} {tries}");
+        let text = metrics.text().unwrap();
+        assert!(text.contains(&counted), "{text}");
     }
 }

@@ -320,4 +320,19 @@ mod tests {
         // 125 + 37.5 + 224 + 128 + 512.
         assert_eq!(mib, 1026);
     }
+
+    /// Otherwise clients could have the kubelet end a router with all its streams.
+    #[test]
+    fn the_chart_gives_a_router_more_than_clients_can_make_it_take() {
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/baton/values.yaml");
+        let values = std::fs::read_to_string(chart).unwrap();
+        let (_, router) = values.split_once("\nrouter:\n").unwrap();
+        let (_, limit) = router.split_once("limits: {memory: ").unwrap();
+        let (gib, _) = limit.split_once("Gi}").unwrap();
+        let limit = gib.parse::<usize>().unwrap() << 30;
+        let bound = FrontConfig::default().memory_bound();
+        assert_eq!(bound >> 20, 4096, "as the values say");
+        // What it has without clients: index, models, what it has learnt.
+        assert!(limit >= bound + (512 << 20), "{limit} is below {bound}");
+    }
 }
