@@ -33,8 +33,11 @@ fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
     charts_pass_lint(&helm)?;
     values_that_cannot_be_meant_are_refused(&helm)?;
     only_listed_scrapers_reach_workers(&helm)?;
+    routers_are_given_keys_and_a_certificate(&helm)?;
+    the_admin_port_is_never_published(&helm)?;
     installed(&helm, cluster.kubectl())?;
     secrets_stay(&helm, cluster.kubectl())?;
+    a_second_operator_of_all_namespaces_is_refused(&helm)?;
     pods_are_hardened(cluster.kubectl())?;
     rights_are_no_more_than_needed(cluster.kubectl())?;
     Ok(())
@@ -104,6 +107,75 @@ fn only_listed_scrapers_reach_workers(helm: &Helm) -> Result<()> {
     Ok(())
 }
 
+/// Mounted whole: a file that is mounted by itself would never be read anew.
+fn routers_are_given_keys_and_a_certificate(helm: &Helm) -> Result<()> {
+    let mut told = RENDERED.to_vec();
+    for value in [
+        "router.apiKeysSecret=keys",
+        "router.tlsSecret=certificate",
+        "router.extraVolumes[0].name=more",
+        "router.extraVolumes[0].emptyDir.medium=Memory",
+        "router.extraVolumeMounts[0].name=more",
+        "router.extraVolumeMounts[0].mountPath=/more",
+    ] {
+        told.extend(["--set", value]);
+    }
+    let text = helm.run(&told)?;
+    for line in [
+        "value: /etc/baton-api-keys/keys.json",
+        "{name: api-keys, mountPath: /etc/baton-api-keys, readOnly: true}",
+        "secret: {secretName: keys}",
+        "value: /etc/baton-tls/tls.crt",
+        "value: /etc/baton-tls/tls.key",
+        "{name: tls, mountPath: /etc/baton-tls, readOnly: true}",
+        "secret: {secretName: certificate}",
+        "mountPath: /more",
+        "medium: Memory",
+    ] {
+        ensure!(text.contains(line), "{line} is not in {text}");
+    }
+    ensure!(!text.contains("subPath"), "{text}");
+    Ok(())
+}
+
+fn the_admin_port_is_never_published(helm: &Helm) -> Result<()> {
+    let mut told = RENDERED.to_vec();
+    told.extend(["--set", "router.service.type=LoadBalancer"]);
+    let text = helm.run(&told)?;
+    let services: Vec<&str> = text
+        .split("\n---\n")
+        .filter(|object| object.contains("\nkind: Service\n"))
+        .collect();
+    let find = |kind: &str| services.iter().find(|service| service.contains(kind));
+    let public = find("type: LoadBalancer").context("no public Service")?;
+    ensure!(!public.contains("targetPort: admin"), "{public}");
+    let admin = find("targetPort: admin").context("no Service of the admin port")?;
+    ensure!(admin.contains("type: ClusterIP"), "{admin}");
+    Ok(())
+}
+
+/// Each would replace the other's pods.
+fn a_second_operator_of_all_namespaces_is_refused(helm: &Helm) -> Result<()> {
+    let refused = helm.run(&[
+        "install",
+        "second",
+        "charts/baton",
+        "--namespace",
+        "default",
+    ]);
+    let error = match refused {
+        Ok(_) => bail!("a second operator was installed"),
+        Err(error) => format!("{error:#}"),
+    };
+    ensure!(
+        error.contains(
+            "the operator of release baton in namespace baton looks after all namespaces"
+        ),
+        "{error}"
+    );
+    Ok(())
+}
+
 fn installed(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
     kubectl.run(&["create", "namespace", "baton"])?;
     let label = "pod-security.kubernetes.io/enforce=restricted";
@@ -164,6 +236,8 @@ fn secrets_stay(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
         "charts/baton",
         "--namespace",
         "elsewhere",
+        "--set",
+        "operator.replicas=0",
     ])?;
     let theirs = kubectl.get(&["secret", "baton-hash-key", "--namespace=elsewhere"])?;
     ensure!(theirs["data"]["key"] == "dGhlaXJz", "{theirs}");

@@ -69,3 +69,21 @@ priorityClassName: {{ . }}
 {{- else if eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" $there) $root.Release.Name -}}true
 {{- end -}}
 {{- end }}
+
+{{/* NAME in namespace NAMESPACE of another release whose operator looks after all namespaces; nothing where there is none. */}}
+{{- define "baton.otherOperator" -}}
+{{- $own := printf "%s-operator-%s" .Release.Name .Release.Namespace -}}
+{{- $other := "" -}}
+{{- $bindings := lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "" -}}
+{{- range dig "items" list ($bindings | default dict) -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $account := first (.subjects | default (list dict)) -}}
+{{- $ours := and (eq (get $labels "app.kubernetes.io/name") "baton-operator") (eq (get $labels "app.kubernetes.io/part-of") "baton") -}}
+{{- /* Each operator has a binding for nodes, too, of another name. */ -}}
+{{- $everywhere := eq .metadata.name (printf "%s-%s" (get $account "name") (get $account "namespace")) -}}
+{{- if and $ours $everywhere (ne .metadata.name $own) -}}
+{{- $other = printf "%s in namespace %s" (get $labels "app.kubernetes.io/instance") (get $account "namespace") -}}
+{{- end -}}
+{{- end -}}
+{{- $other -}}
+{{- end }}

@@ -59,12 +59,14 @@ def install(layout: Layout, values: list[str], tell: Callable[[str], None]) -> N
 
 
 def reach(layout: Layout) -> tuple[str, str]:
-    """Makes the router's Service reachable from this machine: the URLs of its public and of its admin port."""
+    """Makes the router's Services reachable from this machine: the URLs of its public and of its admin port."""
     found = Kubectl(layout).json("get", "service", f"--selector={ROUTER}", f"--namespace={NAMESPACE}")["items"]
-    if not found:
-        raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER}")
-    name = found[0]["metadata"]["name"]
-    return tuple(cluster.expose(layout, f"BATON_{what}", NAMESPACE, name, port) for what, port in (("URL", "http"), ("ADMIN", "admin")))
+    names = {port["name"]: service["metadata"]["name"] for service in found for port in service["spec"]["ports"]}
+    wanted = (("URL", "http"), ("ADMIN", "admin"))
+    for _, port in wanted:
+        if port not in names:
+            raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER} and a port {port}")
+    return tuple(cluster.expose(layout, f"BATON_{what}", NAMESPACE, names[port], port) for what, port in wanted)
 
 
 def _keep_token(layout: Layout, kubectl: Kubectl) -> None:
