@@ -53,6 +53,13 @@ pub(crate) async fn ask(
         }
     }
     let metrics = server.get("/metrics").await?;
+    if !metrics.is_ok() {
+        // Without them it would look idle for ever.
+        return Err(Untold::NotYet(format!(
+            "GET /metrics: status {}: start the server with --enable-metrics",
+            metrics.status
+        )));
+    }
     let told = with_metrics(told, &metrics.text());
     Ok(told)
 }

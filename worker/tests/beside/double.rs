@@ -41,6 +41,8 @@ pub(crate) struct Says {
     pub(crate) sglang: Option<&'static str>,
     /// All ranks have registered with its bootstrap server, which is played at the same port.
     pub(crate) ranks_registered: bool,
+    /// It has metrics: SGLang on demand only.
+    pub(crate) measured: bool,
     events: Value,
 }
 
@@ -114,6 +116,7 @@ impl Engine {
             other_tokens: false,
             sglang: None,
             ranks_registered: true,
+            measured: true,
             events,
         }));
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
@@ -278,8 +281,16 @@ async fn models(State(says): Told) -> Json<Value> {
     ]}))
 }
 
-async fn metrics(State(says): Told) -> String {
+async fn metrics(State(says): Told) -> (StatusCode, String) {
     let says = says.lock();
+    if says.measured {
+        (StatusCode::OK, exposition(&says))
+    } else {
+        (StatusCode::NOT_FOUND, "Not Found".to_owned())
+    }
+}
+
+fn exposition(says: &Says) -> String {
     if says.sglang.is_some() {
         return format!(
             "sglang:num_running_reqs{{tp_rank=\"0\"}} {}\nsglang:num_queue_reqs{{tp_rank=\"0\"}} {}\nsglang:token_usage 0.25\n",

@@ -24,21 +24,24 @@ async fn a_prefill_server_is_registered_when_its_ranks_are() {
     engine.set(|says| {
         says.sglang = Some("prefill");
         says.ranks_registered = false;
+        says.measured = false;
         says.running = 2;
     });
     let folder = model_folder();
     let daemon = daemon(config(engine.port, folder.path())).await;
-    let waits = async {
-        while !get(&daemon, "/readyz")
-            .await
-            .1
-            .contains("has not heard of all ranks")
-        {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+    let waits_for = async |reason: &str| {
+        let waits = async {
+            while !get(&daemon, "/readyz").await.1.contains(reason) {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waits).await.unwrap();
     };
-    tokio::time::timeout(PATIENCE, waits).await.unwrap();
+    waits_for("has not heard of all ranks").await;
     engine.set(|says| says.ranks_registered = true);
+    // Without metrics it would look idle, whatever it does.
+    waits_for("--enable-metrics").await;
+    engine.set(|says| says.measured = true);
 
     let mut router = Router::watch(&daemon).await;
     let card = router.card.clone();
