@@ -9,6 +9,7 @@ mod conclude;
 pub mod decide;
 mod drive;
 pub mod failure;
+mod fetched;
 mod held;
 pub mod http;
 mod legs;

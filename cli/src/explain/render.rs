@@ -297,6 +297,15 @@ fn end(record: &DecisionRecord) -> Vec<String> {
             lines.push(format!("  {from} was left for {to}: {cause}"));
         }
     }
+    let failed = record
+        .actual
+        .as_ref()
+        .and_then(|actual| actual.failed_transfers);
+    if let Some(failed) = failed.filter(|failed| *failed > 0) {
+        lines.push(format!(
+            "the engine counts failed transfers meanwhile: {failed}; it may have computed this prompt anew"
+        ));
+    }
     if let Some(fallback) = &record.fallback {
         lines.push(format!("fallback: {} at {}", fallback.cause, fallback.at));
     }

@@ -70,9 +70,11 @@ async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> 
     is_right(fleet, &question, &through).await?;
     let record = gated.record(&through).await?;
     record.check_order()?;
-    // The decode server has noticed, computed the prompt anew, and not said so: its counter does.
+    // The decode server has noticed, computed the prompt anew, and not said so: its counter does, which the record quotes.
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
+    let failed = &record.0["actual"]["failedTransfers"];
+    ensure!(failed.as_u64() >= Some(1), "{}", record.0);
     gated.counts("baton_engine_failed_transfers_total").await?;
     let notes = fleet.notes();
     ensure!(notes.matches(RESTARTED).count() > said, "{notes}");

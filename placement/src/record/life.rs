@@ -46,6 +46,10 @@ pub struct Actual {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transports_left: Vec<TransportLeft>,
     pub retries: u32,
+    /// Of a hand-off that engines make by themselves: transfers, this one or another's, that the engine which generated counts as failed
+    /// between the second leg and its second report after the answer. None: no such hand-off, or no such report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_transfers: Option<u64>,
 }
 
 /// A transport that was left for the next.

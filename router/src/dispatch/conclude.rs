@@ -15,7 +15,8 @@ use crate::records::build::{LaterMaterial, Material};
 use crate::trace::spans::{self, About};
 
 impl Drive {
-    pub(super) fn conclude(mut self, ending: &Ending) {
+    /// What its record is made of, if it has one.
+    pub(super) fn conclude(mut self, ending: &Ending) -> Option<Material> {
         let now = self.shared.clock.now();
         self.enter_terminal(ending, now);
         self.count_states();
@@ -54,7 +55,7 @@ impl Drive {
             },
         };
         self.shared.tracer.put(spans::of_run(&self.trace, about));
-        self.keep_record(outcome);
+        self.material(outcome)
     }
 
     fn enter_terminal(&mut self, ending: &Ending, now: Moment) {
@@ -171,12 +172,10 @@ impl Drive {
         self.progress.is_counted() || (by_piece && self.progress.sent_tokens() > 0)
     }
 
-    fn keep_record(self, outcome: RunOutcome) {
+    fn material(self, outcome: RunOutcome) -> Option<Material> {
         let handle = &self.request.policy;
         // A run whose client was gone before it was placed has nothing to record.
-        let Some(placed) = self.placed else {
-            return;
-        };
+        let placed = self.placed?;
         let forward = self.request.forward.as_deref();
         let head = RecordHead {
             run: self.run,
@@ -192,7 +191,7 @@ impl Drive {
             credit: forward.map(|forward| forward.credit),
             unsplittable: forward.and_then(|forward| forward.whole).map(str::to_owned),
         };
-        self.shared.records.keep(Material {
+        Some(Material {
             head,
             decision: placed.decision,
             fleet: placed.view.fleet.clone(),
@@ -200,7 +199,7 @@ impl Drive {
             policy: handle.policy.clone(),
             progress: self.progress,
             outcome,
-        });
+        })
     }
 }
 

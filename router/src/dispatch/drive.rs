@@ -19,11 +19,13 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use super::Shared;
 use super::decide::{Allowed, Next, Spent, code, decide, retry_after_seconds};
 use super::failure::Failure;
+use super::fetched;
 use super::held::Held;
 use super::planning::{Circumstances, Placed, is_final, no_plan, place_run, workers_up};
 use super::progress::{Fallback, Progress};
 use crate::clock::Moment;
 use crate::metrics::{CauseLabels, ModelLabels, StateLabels};
+use crate::records::build::Material;
 use crate::run::{RunEvent, RunFailure, RunRequest, RunSink, Usage};
 use crate::trace::{RunTrace, Search};
 use prepare::Prepared;
@@ -125,10 +127,12 @@ pub(super) async fn run(shared: Arc<Shared>, request: RunRequest, sink: RunSink,
     let labels = ModelLabels {
         model: request.policy.model.clone(),
     };
-    let _counted = shared.metrics.in_flight(&labels);
-    Box::pin(Drive::new(shared, request, sink, run).until_end())
+    let counted = shared.metrics.in_flight(&labels);
+    let material = Box::pin(Drive::new(shared.clone(), request, sink, run).until_end())
         .instrument(span)
         .await;
+    drop(counted);
+    fetched::keep(&shared, material).await;
 }
 
 impl Drive {
@@ -164,13 +168,13 @@ impl Drive {
         }
     }
 
-    async fn until_end(mut self) {
+    async fn until_end(mut self) -> Option<Material> {
         let ending = self.try_plans().await;
         if let Some(placed) = self.unplaced.take() {
             self.decided_later(placed);
         }
         self.tell(&ending);
-        self.conclude(&ending);
+        self.conclude(&ending)
     }
 
     async fn try_plans(&mut self) -> Ending {

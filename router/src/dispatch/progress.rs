@@ -7,6 +7,7 @@ use baton_protocol::ids::{Incarnation, OperationId, WorkerId};
 use baton_protocol::lifecycle::{Event, IllegalEvent, Lifecycle, Plan, State};
 use baton_protocol::wire;
 
+use super::fetched::Fetch;
 use super::http::answer::Counts;
 use crate::clock::Moment;
 
@@ -76,6 +77,9 @@ pub struct Actual {
     /// That the plan was estimated with.
     pub planned_transport: Option<String>,
     pub transports_left: Vec<wire::TransportLeft>,
+    /// The hand-off that an engine was sent to fetch by itself, and the failed ones that it has counted since.
+    pub fetch: Option<Fetch>,
+    pub failed_transfers: Option<u64>,
 }
 
 /// Why and when a run left its remote plan.

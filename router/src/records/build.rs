@@ -69,6 +69,7 @@ pub fn record(material: Material) -> DecisionRecord {
         planned_transport: actual.planned_transport.clone(),
         transports_left: actual.transports_left.iter().map(left).collect(),
         retries: progress.attempt().saturating_sub(1) + actual.transfer_retries,
+        failed_transfers: actual.failed_transfers,
     });
     record.assurance = dispatched.then_some(progress.assurance);
     record.fallback = progress.fallback.as_ref().map(|fallback| Fallback {

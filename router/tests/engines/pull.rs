@@ -321,3 +321,39 @@ async fn transfers_that_fail_behind_good_answers_open_the_breaker() {
     .await;
     assert!(p.is_idle());
 }
+
+/// An engine that could not fetch computes the prompt anew and says nothing: its counter does, a report or two after the answer.
+#[tokio::test]
+async fn the_record_says_whether_the_engine_gave_a_transfer_up() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let mut load_sequence = 1;
+    let mut failed_transfers = 0;
+    for fails in [0, 1, 0] {
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        p.call()
+            .await
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+        d.call().await.answer(200, "application/json", ANSWER).await;
+        let run = end(reply).await.run();
+        failed_transfers += fails;
+        let record = served.record(&run);
+        tokio::pin!(record);
+        // As a daemon does, until the record is there.
+        let actual = loop {
+            load_sequence += 1;
+            let load = wire::Load {
+                load_sequence,
+                failed_transfers,
+                ..wire::Load::default()
+            };
+            d.daemon.tell(0, watch_event::Event::Load(load));
+            let soon = tokio::time::sleep(Duration::from_millis(20));
+            tokio::select! {
+                record = &mut record => break record.actual.unwrap(),
+                () = soon => {}
+            }
+        };
+        assert_eq!(actual.failed_transfers, Some(fails));
+    }
+}

@@ -10,6 +10,7 @@ use super::super::{Drive, Ending};
 use super::relay::LONGEST_REFUSAL;
 use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
+use crate::dispatch::fetched::Fetch;
 use crate::dispatch::http::answer::said;
 use crate::dispatch::http::engine::{Engine, head};
 use crate::dispatch::http::lease::Lease;
@@ -61,6 +62,7 @@ impl Drive {
                 .stream
                 .then_some(limits.reserve + limits.transfer + limits.decode_start),
         };
+        self.progress.actual.fetch = Fetch::begins(&self.shared.workers, &decode.worker);
         let answer = self.call(forward, attempt, call).await?;
         self.relay(answer, call, attempt).await
     }
