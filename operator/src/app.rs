@@ -58,9 +58,9 @@ const WATCH_SECONDS: u32 = 60;
 /// Flags are wrong, the API server's address is not known, a port is taken, or the lease is lost.
 pub async fn run(flags: Flags) -> Result<()> {
     let settings = flags.settings().map_err(WrongInput)?;
-    let client = Client::try_default().await.context(
-        "no API server is known: run in a pod with a service account, or give KUBECONFIG",
-    )?;
+    let client = Client::try_default().await.context(WrongInput(
+        "no API server is known: run in a pod with a service account, or give KUBECONFIG".into(),
+    ))?;
     let listener = admin::bind(flags.listen).await?;
     let place = Place {
         namespace: flags.lease_namespace(client.default_namespace()),

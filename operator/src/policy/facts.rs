@@ -1,5 +1,7 @@
 //! What the policies that name a pool mean for the pool.
 
+use std::collections::BTreeSet;
+
 use baton_crds::{PoolRole, RoutePolicySpec};
 
 use super::declared;
@@ -16,6 +18,7 @@ pub fn of(
 ) -> PolicyFacts {
     let mut named_by = Vec::new();
     let mut tightest: Option<i64> = None;
+    let mut levels = BTreeSet::new();
     let mut partners: Vec<&PoolView> = Vec::new();
     for (name, policy) in policies {
         let (mine, theirs, role) = match pool.role {
@@ -37,6 +40,8 @@ pub fn of(
         if let Some(objective) = policy.objective.tpot_milliseconds {
             tightest = Some(tightest.map_or(objective, |known| known.min(objective)));
         }
+        levels.extend(policy.topology.farthest_level.clone());
+        levels.extend(policy.cost.level_penalty_milliseconds.keys().cloned());
         let named = pools.iter().filter(|other| {
             other.role == role && theirs.iter().any(|reference| names(reference, other))
         });
@@ -50,6 +55,7 @@ pub fn of(
     PolicyFacts {
         named_by,
         tpot_objective_milliseconds: tightest,
+        levels,
         compatible: compatible(pool, &partners),
     }
 }

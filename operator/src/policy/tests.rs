@@ -446,8 +446,13 @@ fn a_policy_that_is_being_deleted_is_left_alone() {
 fn a_pool_learns_who_names_it_the_tightest_objective_and_its_partners() {
     let spec = |change: fn(&mut Value)| policy(change).spec;
     let one = spec(|spec| spec["objective"] = json!({"tpotMilliseconds": 50}));
-    let two = spec(|spec| spec["objective"] = json!({"tpotMilliseconds": 20}));
+    let two = spec(|spec| {
+        spec["objective"] = json!({"tpotMilliseconds": 20});
+        spec["topology"] = json!({"farthestLevel": "zone"});
+        spec["cost"] = json!({"levelPenaltyMilliseconds": {"rack": 3}});
+    });
     let other = spec(|spec| {
+        spec["topology"] = json!({"farthestLevel": "host"});
         spec["prefillPools"] = json!([{"name": "elsewhere"}]);
         spec["decodePools"] = json!([{"selector": {"matchLabels": {"tier": "x"}}}]);
     });
@@ -466,6 +471,7 @@ fn a_pool_learns_who_names_it_the_tightest_objective_and_its_partners() {
     let facts = facts::of(&pools[0], &policies, &pools);
     assert_eq!(facts.named_by, ["one", "two"]);
     assert_eq!(facts.tpot_objective_milliseconds, Some(20));
+    assert_eq!(facts.levels, ["rack".to_owned(), "zone".to_owned()].into());
     let compatible = facts.compatible.unwrap();
     assert!(!compatible.holds);
     assert_eq!(

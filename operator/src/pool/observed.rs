@@ -1,6 +1,6 @@
 //! What the planner of a pool is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use baton_crds::status::PoolStatus;
 use baton_crds::{PoolRole, PoolSpec};
@@ -83,6 +83,8 @@ pub struct PolicyFacts {
     pub named_by: Vec<String>,
     /// The tightest of theirs.
     pub tpot_objective_milliseconds: Option<i64>,
+    /// Levels of topology that they name.
+    pub levels: BTreeSet<String>,
     /// None where no policy pairs the pool with another.
     pub compatible: Option<Compatibility>,
 }

@@ -18,13 +18,13 @@ use baton_crds::status::Condition;
 
 use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
-use crate::pool::member::created;
-use crate::pool::observed::{Compatibility, CreationError, Observed};
+use crate::pool::member::{Member, created};
+use crate::pool::observed::{Compatibility, CreationError, Level, Observed};
 
 pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) -> Vec<Condition> {
     let stalled = stalled(facts, summary, observed);
     let work = outstanding(facts, summary, observed);
-    let ready = ready(facts, summary, stalled.as_ref(), work.as_ref());
+    let ready = ready(facts, summary, observed, stalled.as_ref(), work.as_ref());
     let paused = observed.pool.spec.rollout.paused;
     let (under_way, moves) = match (&stalled, work) {
         (Some(_), _) => (
@@ -181,6 +181,7 @@ fn outstanding(
 fn ready(
     facts: &Facts<'_, '_>,
     summary: &Summary,
+    observed: &Observed,
     stalled: Option<&(&'static str, String)>,
     work: Option<&(&'static str, String)>,
 ) -> Verdict {
@@ -191,7 +192,7 @@ fn ready(
         updated_and_ready,
         ..
     } = *summary;
-    let note = remarks(facts);
+    let note = remarks(facts, observed);
     let is_rolled_out = updated_and_ready == wanted && serving == wanted && facts.revision.is_ok();
     if is_rolled_out {
         let (reason, message) = if wanted == 0 {
@@ -225,7 +226,7 @@ fn ready(
 }
 
 /// What is worth knowing and keeps nobody from serving.
-fn remarks(facts: &Facts<'_, '_>) -> String {
+fn remarks(facts: &Facts<'_, '_>, observed: &Observed) -> String {
     let mut remarks = String::new();
     if let Ok(revision) = facts.revision {
         let identities = identities(facts.members, revision);
@@ -236,15 +237,12 @@ fn remarks(facts: &Facts<'_, '_>) -> String {
             ));
         }
     }
-    let unknown = facts.members.iter().filter(|member| {
-        let labels = member.pod.metadata.labels.iter().flatten();
-        let mut domains = labels.filter(|(name, _)| labels::level(name).is_some());
-        member.is_serving() && domains.any(|(_, domain)| domain == labels::UNKNOWN_DOMAIN)
-    });
-    if let Some(first) = unknown.min_by_key(|member| member.name) {
+    let unknown = facts.members.iter().filter(|member| member.is_serving());
+    let unknown = unknown.filter_map(|member| Some((member.name, missed_level(member, observed)?)));
+    if let Some((pod, level)) = unknown.min_by_key(|(pod, _)| *pod) {
         remarks.push_str(&format!(
-            "; the node of pod {} does not say all of its domains",
-            first.name
+            "; level {} is named by the pool or a policy, and the node of pod {pod} does not say its domain: give it the label {}",
+            level.name, level.node_label
         ));
     }
     let foreign = facts
@@ -259,6 +257,21 @@ fn remarks(facts: &Facts<'_, '_>) -> String {
         ));
     }
     remarks
+}
+
+/// A level that somebody counts on and that the pod's node does not say. Of the others most clusters lack some.
+fn missed_level<'a>(member: &Member<'_>, observed: &'a Observed) -> Option<&'a Level> {
+    let topology = &observed.pool.spec.topology;
+    let named = |level: &&Level| {
+        let own = topology.spread.iter().chain(&topology.require_same);
+        own.chain(&observed.policies.levels)
+            .any(|name| *name == level.name)
+    };
+    let labels = member.pod.metadata.labels.as_ref()?;
+    observed.settings.levels.iter().filter(named).find(|level| {
+        let domain = labels.get(&labels::domain(&level.name));
+        domain.is_some_and(|domain| domain == labels::UNKNOWN_DOMAIN)
+    })
 }
 
 fn available(summary: &Summary, observed: &Observed) -> Verdict {

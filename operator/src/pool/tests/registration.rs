@@ -215,7 +215,7 @@ fn labels_are_there_before_the_gate_opens() {
 }
 
 #[test]
-fn a_node_without_a_level_is_of_an_unknown_domain_and_the_status_says_so() {
+fn a_node_without_a_level_is_of_an_unknown_domain_and_the_status_says_so_where_it_matters() {
     let mut scene = Scene::new(&json!({"replicas": 1})).with([ready("a").node("n2")]);
     let stamps = stamps(&scene.plan());
     assert_eq!(
@@ -224,17 +224,21 @@ fn a_node_without_a_level_is_of_an_unknown_domain_and_the_status_says_so() {
     );
     let labels = scene.pod("a").metadata.labels.as_mut().unwrap();
     labels.insert("serving.baton.dev/domain-rack".into(), "unknown".into());
-    let plan = scene.plan();
-    let ready = &plan.status.conditions[0];
-    assert_eq!(
-        (ready.condition_type.as_str(), ready.status.as_str()),
-        ("Ready", "True")
-    );
-    assert!(
-        ready.message.contains("node of pod a does not say"),
-        "{}",
-        ready.message
-    );
+    let told = |scene: &Scene| {
+        let ready = scene.plan().status.conditions[0].clone();
+        assert_eq!(
+            (ready.condition_type.as_str(), ready.status.as_str()),
+            ("Ready", "True")
+        );
+        ready.message.contains("level rack is named") && ready.message.contains("node of pod a")
+    };
+    assert!(!told(&scene), "nobody asks for racks");
+    scene.observed.policies.levels = ["rack".to_owned()].into();
+    assert!(told(&scene));
+    scene.observed.policies.levels = ["host".to_owned()].into();
+    assert!(!told(&scene), "the host is known");
+    scene.observed.pool.spec.topology.spread = vec!["rack".to_owned()];
+    assert!(told(&scene));
 }
 
 #[test]
