@@ -465,6 +465,9 @@ async fn strangers_that_do_not_read_hold_nobody_up() {
             .expect("the daemon reads");
         strangers.push(stream);
     }
+    let answered = futures::future::join_all(strangers.iter().map(|stream| stream.readable()));
+    let answered = tokio::time::timeout(PATIENCE, answered).await;
+    answered.expect("none waits until the one before it has been given up");
     let descriptor = prefill.hand_over("r", 10);
     assert_eq!(decode.take("r", 10, &descriptor)["type"], "loaded");
 }
