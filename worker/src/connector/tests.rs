@@ -445,29 +445,28 @@ async fn strangers_that_do_not_read_hold_nobody_up() {
     let mut decode = engine(&target, "d").await;
     // Each is told at length what is wrong with its hello: more than lies between two ends that do not read.
     let digest = "x".repeat(1 << 20);
+    let hello =
+        json!({"type": "hello", "version": 1, "role": "worker", "engine": "x", "inboxPieces": 1,
+        "layout": {"blockSize": 1, "blockBytes": 1, "digest": digest}})
+        .to_string();
+    let mut frame = (hello.len() as u32).to_le_bytes().to_vec();
+    frame.extend_from_slice(hello.as_bytes());
     let inbox = memfd_create("inbox", MemfdFlags::ALLOW_SEALING).expect("memfd");
     let mut strangers = Vec::new();
-    for _ in 0..8 {
-        let mut stream = tokio::net::UnixStream::connect(&target.path)
-            .await
-            .expect("a daemon");
-        let hello = json!({"type": "hello", "version": 1, "role": "worker", "engine": "x", "inboxPieces": 1,
-            "layout": {"blockSize": 1, "blockBytes": 1, "digest": digest}})
-        .to_string();
-        let mut frame = (hello.len() as u32).to_le_bytes().to_vec();
-        frame.extend_from_slice(hello.as_bytes());
-        let sent = ancillary::send(&stream, &frame, inbox.as_fd(), PATIENCE)
-            .await
-            .expect("sent");
-        stream
-            .write_all(&frame[sent..])
-            .await
-            .expect("the daemon reads");
-        strangers.push(stream);
-    }
-    let answered = futures::future::join_all(strangers.iter().map(|stream| stream.readable()));
-    let answered = tokio::time::timeout(PATIENCE, answered).await;
-    answered.expect("none waits until the one before it has been given up");
+    let all_answered = async {
+        for _ in 0..8 {
+            let stream = tokio::net::UnixStream::connect(&target.path).await;
+            let mut stream = stream.expect("a daemon");
+            let sent = ancillary::send(&stream, &frame, inbox.as_fd(), PATIENCE).await;
+            let rest = &frame[sent.expect("sent")..];
+            stream.write_all(rest).await.expect("the daemon reads");
+            stream.readable().await.expect("an answer");
+            strangers.push(stream);
+        }
+    };
+    tokio::time::timeout(PATIENCE, all_answered)
+        .await
+        .expect("none waits until the one before it has been given up");
     let descriptor = prefill.hand_over("r", 10);
     assert_eq!(decode.take("r", 10, &descriptor)["type"], "loaded");
 }
