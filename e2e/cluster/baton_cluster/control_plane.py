@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 import signal
 import socket
 import ssl
@@ -9,6 +10,7 @@ import urllib.error
 import urllib.request
 
 from . import relay, wait
+from .failure import ClusterError
 from .layout import Layout
 
 # Nothing outside the cluster's own namespaces sees these, so that two clusters may have the same.
@@ -147,10 +149,19 @@ def _ready(layout: Layout) -> str | None:
 
 
 def _free_port() -> int:
-    """One that is free now: nobody holds it until the server does, so a second cluster that starts at this moment might take it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that is free now, and that is given to nobody who asks for any: a server that is started again has to find its own port free.
+
+    Nobody holds it until the server does, so a second cluster that starts at this moment might take it.
+    """
+    lowest_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(20_000, max(lowest_given, 20_100)), 50):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ClusterError("no port of loopback is free: end what listens on 20000 and above")
 
 
 # Every write, by whom and to what, without bodies: tests count what a quiet cluster writes.
