@@ -120,7 +120,7 @@ async fn a_prefill_that_ends_after_its_canceller_has_left_keeps_nothing() {
         next_prefill(&mut events).await,
         Some(prefill_event::Event::Started(_))
     ) {}
-    let cancelling = worker.cancel_operation("r", "r/prefill");
+    let cancelling = worker.cancel_operation("r", "r/1/prefill");
     let _ = tokio::time::timeout(std::time::Duration::from_millis(20), cancelling).await;
     worker.settled().await;
     let counters = worker.running.pool().lease_counters();
