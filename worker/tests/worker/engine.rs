@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use baton_placement::calibration::built_in;
 use baton_protocol::failure::Refusal;
 use baton_protocol::hash::HashKey;
-use baton_protocol::ids::LeaseId;
 use baton_worker::engine::scheduler::Limits;
 use baton_worker::engine::{
-    Engine, EngineConfig, EngineEvent, EngineRequest, Next, PrefillTerms, RequestKind, Stopwatch,
+    Engine, EngineConfig, EngineEvent, EngineRequest, Next, RequestKind, Stopwatch,
 };
 use baton_worker::kv::clock::ManualClock;
 use baton_worker::kv::{CacheScope, Geometry, KvPool, PoolConfig};

@@ -237,7 +237,10 @@ fn a_node_without_a_level_is_of_an_unknown_domain_and_the_status_says_so_where_i
     assert!(told(&scene));
     scene.observed.policies.levels = ["host".to_owned()].into();
     assert!(!told(&scene), "the host is known");
-    scene.observed.pool.spec.topology.spread = vec!["rack".to_owned()];
+    let spread = json!({"replicas": 1, "topology": {"spread": ["rack"]}});
+    let mut scene = Scene::new(&spread).with([ready("a").node("n2")]);
+    let labels = scene.pod("a").metadata.labels.as_mut().unwrap();
+    labels.insert("serving.baton.dev/domain-rack".into(), "unknown".into());
     assert!(told(&scene));
 }
 

@@ -1,7 +1,7 @@
 //! What an engine tells: of its load, of tokens that end a run, of blocks that others may read.
 
 use baton_protocol::ids::LeaseId;
-use baton_worker::engine::{EngineEvent, PrefillTerms, RequestKind};
+use baton_worker::engine::{Engine, EngineEvent, PrefillTerms, RequestKind};
 use baton_worker::sampling::Finish;
 
 use super::{alone, engine, request};
