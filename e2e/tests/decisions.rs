@@ -179,38 +179,13 @@ async fn beside_decode_its_prefix_keeps_it_local(fleet: &Fleet) -> Result<()> {
     let answer = Ask::ids(MODEL, &long_prompt(), 8).send(&fleet.api).await?;
     drop(streams);
     let record = record(fleet, &answer).await?;
-    let half = answer.output.prompt_tokens / 2;
-    let candidates = record.0["candidates"].as_array().context("no candidates")?;
-    let local = candidates
-        .iter()
-        .find(|candidate| {
-            candidate["kind"] == "Local"
-                && candidate["cachedTokens"]["decode"].as_u64() > Some(half)
-        })
-        .with_context(|| {
-            format!(
-                "nobody who decodes is credited with it: {}",
-                record.0["candidates"]
-            )
-        })?;
-    if record.kind()? == "Local" {
-        ensure!(
-            answer.cached_tokens > half,
-            "{} tokens were cached, but {}",
-            answer.cached_tokens,
-            record.text("explanation")
-        );
-        return Ok(());
-    }
-    // On a machine whose every step waits for a processor, what little is left to compute may hold up the streams beside it for longer
-    // than a hand-off takes. Then that has to be what the record says.
-    let (chosen, local) = (record.chosen()?["cost"].as_f64(), local["cost"].as_f64());
     ensure!(
-        chosen < local,
-        "{chosen:?} ms were taken before {local:?} ms: {}",
-        record.text("explanation")
+        record.kind()? == "Local" && answer.cached_tokens > answer.output.prompt_tokens / 2,
+        "{} tokens were cached, but {}: {}",
+        answer.cached_tokens,
+        record.text("explanation"),
+        record.0["candidates"]
     );
-    baton_e2e::told(&format!("busy machine: {}", record.text("explanation")));
     Ok(())
 }
 
