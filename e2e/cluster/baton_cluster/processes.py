@@ -82,7 +82,15 @@ def _started(id: int) -> str | None:
         fields = pathlib.Path(f"/proc/{id}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[0] in "ZX" and not _threads_run(id) else fields[19]
+
+
+def _threads_run(id: int) -> bool:
+    """A process that was killed is a zombie from the end of its first thread on, and holds its ports until that of its last."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        states = (task.read_text().rpartition(")")[2].split()[0] for task in pathlib.Path(f"/proc/{id}/task").glob("*/stat"))
+        return any(state not in "ZX" for state in states)
+    return False
 
 
 def _is(entry: dict) -> bool:
