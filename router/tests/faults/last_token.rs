@@ -7,9 +7,8 @@ use baton_protocol::wire::{self, decode_event::Event, decode_request::Message, p
 use baton_router::run::{Mode, RunEvent};
 
 use crate::double::{ARTIFACT, Double};
-use crate::obedient::compute;
 use crate::router::{PROMPT, Router, outcome};
-use crate::{answer, policy, start, token, with_incarnation};
+use crate::{answer, begin, policy, start, token, with_incarnation};
 
 /// The model's end.
 fn end(id: u32, position: u32) -> wire::Token {
@@ -35,11 +34,7 @@ async fn nobody_goes_on_where_a_worker_is_lost_after_the_end() {
     router.ready(2).await;
     // Equal workers: the first of the list is taken.
     first.decode(async |mut requests, answers| {
-        start(&mut requests).await;
-        answers
-            .send(Event::Reserved(wire::Admission::default()))
-            .await;
-        compute(&answers).await;
+        begin(&mut requests, &answers).await;
         answers.send(Event::Token(end(7, PROMPT))).await;
     });
     answer(&second, vec![token(8, PROMPT + 1)]);
@@ -98,11 +93,7 @@ async fn a_client_too_slow_for_the_deadline_hears_that_it_has_passed() {
     // More than may wait for a client.
     let tokens = 1_000;
     d.decode(async move |mut requests, answers| {
-        start(&mut requests).await;
-        answers
-            .send(Event::Reserved(wire::Admission::default()))
-            .await;
-        compute(&answers).await;
+        begin(&mut requests, &answers).await;
         for place in 0..tokens {
             answers.send(Event::Token(token(9, PROMPT + place))).await;
         }

@@ -25,7 +25,7 @@ use baton_protocol::wire::{
 use baton_router::run::{Dispatch, Mode, RunEvent};
 use tonic::Streaming;
 
-use double::{ARTIFACT, Double, Seen};
+use double::{ARTIFACT, Answers, Double, Seen};
 use obedient::compute;
 use router::{PROMPT, Router, outcome, until};
 
@@ -64,14 +64,18 @@ async fn start(requests: &mut Streaming<wire::DecodeRequest>) -> wire::DecodeSta
     }
 }
 
+/// Reserves and computes: tokens may follow.
+async fn begin(requests: &mut Streaming<wire::DecodeRequest>, answers: &Answers) {
+    start(requests).await;
+    let reserved = Event::Reserved(wire::Admission::default());
+    answers.send(reserved).await;
+    compute(answers).await;
+}
+
 /// Reserves, computes and sends these tokens, then ends.
 fn answer(double: &Double, tokens: Vec<wire::Token>) {
     double.decode(async move |mut requests, answers| {
-        start(&mut requests).await;
-        answers
-            .send(Event::Reserved(wire::Admission::default()))
-            .await;
-        compute(&answers).await;
+        begin(&mut requests, &answers).await;
         for token in tokens {
             answers.send(Event::Token(token)).await;
         }
@@ -228,11 +232,7 @@ async fn a_client_that_leaves_is_cancelled_at_its_worker() {
     let router = Router::start(&policy(), &[&d]);
     router.ready(1).await;
     d.decode(async |mut requests, answers| {
-        start(&mut requests).await;
-        answers
-            .send(Event::Reserved(wire::Admission::default()))
-            .await;
-        compute(&answers).await;
+        begin(&mut requests, &answers).await;
         answers.send(Event::Token(token(1, PROMPT))).await;
         answers.closed().await;
     });
