@@ -113,6 +113,9 @@ pub trait Worker: Debug + Send + Sync {
     /// Leases or reservations are others than before.
     fn changed(&self);
 
+    /// Both halves of an engine are served: what is asked of it from now on is handed over.
+    fn engine_joined(&self);
+
     /// The engine's connections have closed: what it had is gone.
     fn engine_gone(&self);
 }

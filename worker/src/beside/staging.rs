@@ -12,6 +12,7 @@ use baton_protocol::hash::HashKey;
 use baton_protocol::identity::Fact;
 use baton_system::System;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,10 @@ use crate::transport::fault::Fault;
 
 /// How long the end of a staging's tasks is waited for: their sockets are needed for the next one.
 const ENDING: Duration = Duration::from_secs(5);
+
+/// For the plug-in to call again, after the first call that told its blocks. It does within 0.5 s, or after the 5 s that it waits for
+/// an answer to a call that nobody took while the server was loading.
+const JOINING: Duration = Duration::from_secs(20);
 
 /// What the stagings of all lives are made from.
 #[derive(Debug)]
@@ -86,7 +91,8 @@ impl Place {
         }
     }
 
-    /// Writes into the card what the plug-in said, and serves its blocks until `stop`.
+    /// Writes into the card what the plug-in said, and serves its blocks until `stop`. Returns once the plug-in is served: a prompt that
+    /// the server takes before is not handed over.
     ///
     /// # Errors
     /// A sentence: there is no memory, or no transport.
@@ -143,6 +149,7 @@ impl Place {
             shared: Arc::clone(shared),
             peers: Peers::new(Arc::clone(&self.system.network)),
             failed: AtomicU64::new(0),
+            joined: watch::Sender::new(false),
         });
         let lease_milliseconds = config.kv_pool.lease_seconds * 1000;
         let service = Service {
@@ -158,6 +165,13 @@ impl Place {
         let listener = Arc::clone(&self.listener);
         tasks.spawn(async move { listener.serve(service).await });
         tasks.spawn(reap(pool.clone(), lease_milliseconds, stop));
+        if !around.joined(JOINING).await {
+            tracing::warn!(
+                worker = %config.name,
+                "engine.connectorSocket: BatonConnector has called once and not again: prompts are not handed over until it does; see the \
+                 server's log"
+            );
+        }
         Ok(Staging {
             pool,
             around,
@@ -213,6 +227,18 @@ struct Around {
     shared: Arc<Shared>,
     peers: Peers,
     failed: AtomicU64,
+    /// Whether an engine is served.
+    joined: watch::Sender<bool>,
+}
+
+impl Around {
+    /// Waits for an engine, at most so long. False when none came.
+    async fn joined(&self, at_most: Duration) -> bool {
+        let mut joined = self.joined.subscribe();
+        timeout(at_most, joined.wait_for(|joined| *joined))
+            .await
+            .is_ok()
+    }
 }
 
 impl Worker for Around {
@@ -237,8 +263,14 @@ impl Worker for Around {
 
     fn changed(&self) {}
 
+    fn engine_joined(&self) {
+        self.joined.send_replace(true);
+    }
+
     /// The life ends when the server does not answer any more; a plug-in that only lost its connection makes another.
-    fn engine_gone(&self) {}
+    fn engine_gone(&self) {
+        self.joined.send_replace(false);
+    }
 }
 
 /// Frees what expired leases hold.

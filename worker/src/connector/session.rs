@@ -125,7 +125,11 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                         continue;
                     };
                     match welcomed {
-                        Ok(caller) => joined.join(caller, half, &events),
+                        Ok(caller) => {
+                            if joined.join(caller, half, &events) {
+                                service.worker.engine_joined();
+                            }
+                        }
                         Err(why) => {
                             tracing::warn!(%why, "an engine is not served");
                             if let Some(ended) = life.take() {
@@ -187,13 +191,19 @@ impl Life {
         self.engine == hello.engine && matches!(seat, Seat::Free)
     }
 
-    fn join(&mut self, caller: Caller, half: Half, events: &mpsc::Sender<Event>) {
+    /// Serves a half; says whether both are served now.
+    fn join(&mut self, caller: Caller, half: Half, events: &mpsc::Sender<Event>) -> bool {
         let number = self.number;
         let event = move |message| Event::Heard(number, half, message);
         *self.seat(half) = Seat::Here(caller.serve(events.clone(), event));
-        if let (Seat::Here(_), Seat::Here(_)) = (&self.scheduler, &self.worker) {
+        let both = matches!(
+            (&self.scheduler, &self.worker),
+            (Seat::Here(_), Seat::Here(_))
+        );
+        if both {
             tracing::info!(engine = %self.engine, "an engine hands its KV over through this worker");
         }
+        both
     }
 
     /// Acts on a message.

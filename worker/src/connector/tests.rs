@@ -42,6 +42,7 @@ struct Told {
     owner: Option<KvPool>,
     taken: Mutex<Vec<Received>>,
     failed: Mutex<Vec<HandoffFailure>>,
+    joined: Mutex<u32>,
     gone: Mutex<u32>,
 }
 
@@ -62,6 +63,10 @@ impl Worker for Told {
     fn left(&self, _: &Left<'_>) {}
 
     fn changed(&self) {}
+
+    fn engine_joined(&self) {
+        *self.joined.lock() += 1;
+    }
 
     fn engine_gone(&self) {
         *self.gone.lock() += 1;
@@ -364,6 +369,7 @@ async fn an_engine_that_dies_leaves_nothing() {
     let target = daemon(Some(&source.pool), None).await;
     let mut prefill = engine(&source, "p").await;
     let mut decode = engine(&target, "d").await;
+    until("both halves are served", || *source.told.joined.lock() == 1).await;
     let sealed = prefill.hand_over("sealed", 8);
     let opened = prefill.open("begun", &tokens(12))["descriptor"].clone();
     assert_eq!(decode.take("told", 8, &sealed)["type"], "loaded");

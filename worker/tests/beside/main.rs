@@ -3,6 +3,7 @@
 // The lint knows test functions only, and what they share is test code as well.
 #![allow(clippy::unwrap_used)]
 
+mod connector;
 mod double;
 mod events;
 mod registration;
