@@ -5,7 +5,7 @@
 //! block before and after its bytes were read, and proven by the sink: a transport moves bytes and judges nothing.
 //!
 //! - [`local`], [`shm`], [`tcp`]: within the process, within the host, anywhere. [`choice`]: which of them a pair uses.
-//! - `reception`: how a source takes connections. [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
+//! - `reception`: how a source takes connections. `reading`: what a reader believes. [`memory`]: arenas that other processes can map. [`checksum`]: at the speed of a copy. [`fault`]: wrong on purpose, for tests.
 
 pub(crate) mod ancillary;
 pub mod checksum;
@@ -13,6 +13,7 @@ pub mod choice;
 pub mod fault;
 pub mod local;
 pub mod memory;
+mod reading;
 mod reception;
 pub mod shm;
 pub mod tcp;
@@ -22,6 +23,7 @@ mod conformance;
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use baton_protocol::failure::HandoffFailure;
@@ -35,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use self::memory::Arena;
 use crate::kv::KvPool;
 use crate::kv::lease::one_sided::OneSidedRead;
-use crate::kv::lease::{Gone, Next};
+use crate::kv::lease::{Gone, ManifestEntry, Next, Unpromised};
 use crate::kv::store::BlockId;
 
 /// What a reader asks for.
@@ -224,6 +226,37 @@ pub trait BlockSource: Debug + Send + Sync {
         transfer: &TransferId,
         index: u32,
     ) -> Next;
+    /// As [`Self::next`] for the blocks of `wanted` that are there: in order into `found`, each with the header that is promised of
+    /// it beside it at a moment when it was the lease's. The answer is what comes after them.
+    ///
+    /// # Errors
+    /// [`Unpromised`]: there was another header, and the lease lives.
+    fn next_blocks(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        wanted: Range<u32>,
+        found: &mut Vec<ManifestEntry>,
+    ) -> Result<Next, Unpromised> {
+        let next = |index| self.next(lease, generation, transfer, index);
+        for index in wanted.clone() {
+            let entry = match next(index) {
+                Next::Block { entry, .. } => entry,
+                other => return Ok(other),
+            };
+            let header = self.header_before(entry.block);
+            // Asked again: the block counts only if it was the lease's when its header was looked at.
+            match next(index) {
+                Next::Block { entry: now, .. } if now == entry && header == entry.header => {
+                    found.push(entry);
+                }
+                Next::Gone(gone) => return Ok(Next::Gone(gone)),
+                _ => return Err(Unpromised),
+            }
+        }
+        Ok(next(wanted.end))
+    }
     /// The header beside a block, before its bytes are read.
     fn header_before(&self, block: BlockId) -> BlockHeader;
     /// And after: if the block was reused meanwhile, this is another one.
@@ -281,6 +314,17 @@ impl BlockSource for KvPool {
         index: u32,
     ) -> Next {
         self.next_block(lease, generation, transfer, index)
+    }
+
+    fn next_blocks(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        wanted: Range<u32>,
+        found: &mut Vec<ManifestEntry>,
+    ) -> Result<Next, Unpromised> {
+        Self::next_blocks(self, lease, generation, transfer, wanted, found)
     }
 
     fn header_before(&self, block: BlockId) -> BlockHeader {

@@ -154,6 +154,22 @@ pub enum Next {
     Gone(Gone),
 }
 
+impl Next {
+    /// The end of the manifest, once it is known.
+    pub fn sealed(&self) -> Option<u32> {
+        match self {
+            Self::Block { sealed, .. } => *sealed,
+            Self::Sealed { end } => Some(*end),
+            Self::Wait | Self::Gone(_) => None,
+        }
+    }
+}
+
+/// A block of a live lease has another header than its manifest promises. Nothing that keeps the rules makes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a published block is not what its lease says")]
+pub struct Unpromised;
+
 /// A live lease.
 pub(crate) struct Lease {
     pub(crate) id: LeaseId,

@@ -9,6 +9,7 @@ mod orders;
 mod tests;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use baton_protocol::hash::BlockHash;
@@ -22,7 +23,9 @@ use super::clock::Clock;
 use super::events::EventsSince;
 use super::lease::one_sided::OneSidedRead;
 use super::lease::table::{LeaseCounters, LeaseCounts, LeaseError};
-use super::lease::{Completion, Gone, Granted, LeaseOpen, LeaseOpened, Next, Reader};
+use super::lease::{
+    Completion, Gone, Granted, LeaseOpen, LeaseOpened, ManifestEntry, Next, Reader, Unpromised,
+};
 use super::reservation::Reservation;
 use super::state::{
     BlockCounts, CompleteError, PoolConfig, PoolFull, PoolState, Proof, Reaped, ReservationId,
@@ -292,6 +295,22 @@ impl KvPool {
         index: u32,
     ) -> Next {
         self.with(|state, now| state.leases.next(lease, generation, transfer, index, now))
+    }
+
+    /// As [`Self::next_block`] for the blocks of `wanted` that are there, under one lock: in order into `found`, each with its
+    /// header beside it as promised. The answer is what comes after them.
+    ///
+    /// # Errors
+    /// [`Unpromised`]: the pool contradicts itself.
+    pub fn next_blocks(
+        &self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        wanted: Range<u32>,
+        found: &mut Vec<ManifestEntry>,
+    ) -> Result<Next, Unpromised> {
+        self.with(|state, now| state.next_blocks(lease, generation, transfer, wanted, found, now))
     }
 
     /// Wakes its reader at every change of the lease; closed when the lease ends.

@@ -121,6 +121,58 @@ fn content(prefix: &[u32]) -> u8 {
     })
 }
 
+#[test]
+fn a_look_at_a_lease_finds_all_that_is_there_and_nothing_for_anybody_else() {
+    let pool = pool(8);
+    let tokens: Vec<u32> = (0..16).collect();
+    let mut reservation = reserve(&pool, &tokens).expect("room");
+    let id = LeaseId([7; 16]);
+    let open = LeaseOpen {
+        id,
+        run: RunId::from("run"),
+        duration: 60_000,
+        skip_blocks: 1,
+    };
+    let opened = pool.open_lease(&mut reservation, &open).expect("new");
+    let generation = opened.generation;
+    let reader = Reader {
+        transfer: TransferId::from("t"),
+        worker: WorkerId::from("d"),
+        incarnation: Incarnation(1),
+    };
+    pool.claim(id, generation, &reader).expect("granted");
+    let look = |transfer: &str, wanted: Range<u32>| {
+        let mut found = Vec::new();
+        let then = pool.next_blocks(
+            id,
+            generation,
+            &TransferId::from(transfer),
+            wanted,
+            &mut found,
+        );
+        let found: Vec<BlockId> = found.iter().map(|entry| entry.block).collect();
+        (found, then.expect("no contradiction"))
+    };
+    for (index, block) in tokens.chunks(BLOCK_SIZE).enumerate().take(3) {
+        pool.complete_block(&mut reservation, index, block)
+            .expect("in order");
+    }
+    let blocks = reservation.blocks().to_vec();
+    assert_eq!(look("t", 1..100), (blocks[1..3].to_vec(), Next::Wait));
+    let (found, then) = look("t", 1..2);
+    assert_eq!(found, blocks[1..2]);
+    assert!(matches!(then, Next::Block { entry, sealed: None } if entry.block == blocks[2]));
+    pool.complete_block(&mut reservation, 3, &tokens[12..])
+        .expect("in order");
+    pool.seal(&reservation, tokens.len()).expect("complete");
+    let end = Next::Sealed { end: 4 };
+    assert_eq!(look("t", 2..100), (blocks[2..].to_vec(), end));
+    assert_eq!(look("t", 4..100), (Vec::new(), end));
+    assert_eq!(look("u", 1..100), (Vec::new(), Next::Gone(Gone::Claimed)));
+    pool.cancel_run(&RunId::from("run"));
+    assert!(matches!(look("t", 1..100), (found, Next::Gone(_)) if found.is_empty()));
+}
+
 /// Threads with prompts that share prefixes, each checking that every block it holds has the bytes of its own prefix, while leases
 /// are opened, read, and left to expire.
 #[test]

@@ -1,5 +1,7 @@
 //! Leases over the pool's blocks: opening, publishing, sealing, ending, reaping.
 
+use std::ops::Range;
+
 use baton_protocol::hash::BlockHash;
 use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::{Generation, LeaseId, RunId, TransferId};
@@ -7,7 +9,7 @@ use baton_protocol::ids::{Generation, LeaseId, RunId, TransferId};
 use super::{PoolState, ReservationId};
 use crate::kv::blocks::Holder;
 use crate::kv::lease::table::LeaseError;
-use crate::kv::lease::{Completion, Gone, LeaseOpen, LeaseOpened};
+use crate::kv::lease::{Completion, Gone, LeaseOpen, LeaseOpened, ManifestEntry, Next, Unpromised};
 use crate::kv::store::BlockId;
 
 /// What the reaper found in one scan.
@@ -51,6 +53,36 @@ impl PoolState {
             self.blocks.hold(block, Holder::Transfer);
             lease.publish(block, header);
         }
+    }
+
+    /// What the reader of a lease finds from `wanted.start` on, up to the end of `wanted`, and what comes after that.
+    pub(crate) fn next_blocks(
+        &mut self,
+        lease: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        wanted: Range<u32>,
+        found: &mut Vec<ManifestEntry>,
+        now: u64,
+    ) -> Result<Next, Unpromised> {
+        let lease = self.leases.alive(lease, now).and_then(|lease| {
+            lease.check_reader(generation, transfer)?;
+            Ok(lease)
+        });
+        let lease = match lease {
+            Ok(lease) => lease,
+            Err(gone) => return Ok(Next::Gone(gone)),
+        };
+        for index in wanted.clone() {
+            let Next::Block { entry, .. } = lease.next(index) else {
+                return Ok(lease.next(index));
+            };
+            if self.blocks.header(entry.block) != entry.header {
+                return Err(Unpromised);
+            }
+            found.push(entry);
+        }
+        Ok(lease.next(wanted.end))
     }
 
     /// Index and block of the partly filled last block, when `tokens` tokens leave one: its checksum is needed to seal.

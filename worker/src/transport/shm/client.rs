@@ -13,8 +13,12 @@ use super::connection::Connection;
 use super::{IDLE, ShmTransport};
 use crate::transport::memory::Shape;
 use crate::transport::memory::view::{View, identity};
-use crate::transport::tcp::frame::{Frame, MAX_TRANSFER, Open, Why};
+use crate::transport::reading::{self, Order, Source};
+use crate::transport::tcp::frame::{Frame, Why};
 use crate::transport::{Arrival, BlockSink, End, FetchRequest, Obstacle, TransportError};
+
+/// Bytes copied in one turn, some 100 microseconds; then others get theirs. A larger block is copied in one.
+const TURN: usize = 1 << 20;
 
 /// What is kept of a source between hand-offs.
 #[derive(Debug)]
@@ -55,12 +59,6 @@ impl ShmTransport {
         sink: &mut dyn BlockSink,
     ) -> Result<End, TransportError> {
         let address = request.address.as_str();
-        if request.transfer.0.len() > MAX_TRANSFER {
-            return Err(TransportError::Protocol {
-                address: address.to_owned(),
-                message: format!("the transfer id is longer than {MAX_TRANSFER} bytes"),
-            });
-        }
         let mut reading = self.open(request).await?;
         let end = reading.blocks(sink).await?;
         // Its word that it reads no more; without it the source waits for the connection's end.
@@ -75,13 +73,15 @@ impl ShmTransport {
     /// A connection on which the source has accepted this request. Kept ones first.
     async fn open<'a>(&self, request: &'a FetchRequest) -> Result<Reading<'a>, TransportError> {
         let address = request.address.as_str();
+        let open = Frame::Open(reading::open(request)?);
+        let source = source_of(request);
         loop {
             let (mut connection, kept) = match self.kept(address) {
                 Some((connection, view)) => (connection, Some(view)),
                 None => (self.connect(address).await?, None),
             };
             let reused = kept.is_some();
-            match self.ask(&mut connection, request, kept).await {
+            match self.ask(&mut connection, &open, request, kept).await {
                 Ok(Opened::Accepted(view)) => {
                     return Ok(Reading {
                         request,
@@ -90,11 +90,9 @@ impl ShmTransport {
                         silence: self.options.silence,
                     });
                 }
-                Ok(Opened::Refused(why)) => return Err(refused(address, why)),
+                Ok(Opened::Refused(why)) => return Err(source.ended(why)),
                 Ok(Opened::Closed) | Err(TransportError::Lost { .. }) if reused => {}
-                Ok(Opened::Closed) => {
-                    return Err(lost(address)(io::ErrorKind::UnexpectedEof.into()));
-                }
+                Ok(Opened::Closed) => return Err(source.closed()),
                 Err(error) => return Err(error),
             }
         }
@@ -142,7 +140,9 @@ impl ShmTransport {
             .map_err(|_| unusable(Obstacle::Socket, "its socket does not answer".to_owned()))?
             .map_err(|error| unusable(Obstacle::Socket, error.to_string()))?;
         let connection = Connection::new(stream);
-        let user = connection.user().map_err(lost(address))?;
+        let user = connection
+            .user()
+            .map_err(|cause| Source { address }.lost(cause))?;
         if user != self.options.user {
             return Err(unusable(
                 Obstacle::Credentials,
@@ -159,27 +159,27 @@ impl ShmTransport {
     async fn ask(
         &self,
         connection: &mut Connection,
+        open: &Frame,
         request: &FetchRequest,
         kept: Option<Arc<View>>,
     ) -> Result<Opened, TransportError> {
-        let address = request.address.as_str();
+        let source = source_of(request);
         let patience = self.options.handshake;
-        connection.write(&Frame::Open(Open {
-            lease: request.lease,
-            generation: request.generation,
-            transfer: request.transfer.clone(),
-            first_block: request.first_block,
-            layout: request.layout,
-            block_bytes: request.block_bytes as u64,
-        }));
+        connection.write(open);
         // A source that turns everybody away may have closed already: what it said is read below.
         let told = connection.flush(patience).await;
+        if kept.is_some() {
+            // No file comes any more, only words.
+            connection.listen().await;
+        }
         let answer = timeout(patience, connection.frame_and_file())
             .await
-            .map_err(|_| silent(address, patience))?
-            .map_err(broken(address))?;
+            .map_err(|_| source.silent(patience))?
+            .map_err(broken(source))?;
         let Some((frame, file)) = answer else {
-            return told.map_err(lost(address)).map(|()| Opened::Closed);
+            return told
+                .map_err(|cause| source.lost(cause))
+                .map(|()| Opened::Closed);
         };
         let view = match (frame, file, kept) {
             (Frame::Ended(why), _, _) => return Ok(Opened::Refused(why)),
@@ -193,17 +193,17 @@ impl ShmTransport {
                 None,
             ) => self.view(request, &file, blocks, block_bytes)?,
             _ => {
-                return Err(protocol(address, "it answered an open with another frame"));
+                return Err(source.protocol("it answered an open with another frame"));
             }
         };
         match timeout(patience, connection.frame())
             .await
-            .map_err(|_| silent(address, patience))?
-            .map_err(broken(address))?
+            .map_err(|_| source.silent(patience))?
+            .map_err(broken(source))?
         {
             Some(Frame::Accepted) => Ok(Opened::Accepted(view)),
-            Some(_) => Err(protocol(address, "it did not accept after its arena")),
-            None => Err(lost(address)(io::ErrorKind::UnexpectedEof.into())),
+            Some(_) => Err(source.protocol("it did not accept after its arena")),
+            None => Err(source.closed()),
         }
     }
 
@@ -227,7 +227,7 @@ impl ShmTransport {
             });
         }
         let shape = Shape::new(blocks, request.block_bytes)
-            .ok_or_else(|| protocol(address, "its arena has a size that cannot be"))?;
+            .ok_or_else(|| source_of(request).protocol("its arena has a size that cannot be"))?;
         let identity = identity(file).map_err(|error| unusable(error.to_string()))?;
         let mut peers = self.peers.lock();
         if let Some(peer) = peers.get(address)
@@ -251,20 +251,18 @@ impl ShmTransport {
 
 impl Reading<'_> {
     async fn blocks(&mut self, sink: &mut dyn BlockSink) -> Result<End, TransportError> {
-        let address = self.request.address.as_str();
-        let mut next = self.request.first_block;
-        let mut told: Option<u32> = None;
-        let mut tell = |end: u32, sink: &mut dyn BlockSink| {
-            if told.is_none() {
-                sink.sealed(end);
-            }
-            *told.get_or_insert(end) == end
-        };
+        let source = source_of(self.request);
+        let mut order = Order::new(self.request.first_block);
+        let mut turn = 0;
         loop {
-            let frame = timeout(self.silence, self.connection.frame())
-                .await
-                .map_err(|_| silent(address, self.silence))?
-                .map_err(broken(address))?;
+            let ready = self.connection.ready().map_err(broken(source))?;
+            let frame = match ready {
+                Some(frame) => Some(frame),
+                None => timeout(self.silence, self.connection.frame())
+                    .await
+                    .map_err(|_| source.silent(self.silence))?
+                    .map_err(broken(source))?,
+            };
             match frame {
                 Some(Frame::Alive) => {}
                 Some(Frame::Located {
@@ -273,28 +271,25 @@ impl Reading<'_> {
                     promised,
                     block,
                 }) => {
-                    if index != next || sealed.is_some_and(|end| !tell(end, sink)) {
-                        return Err(protocol(address, "its blocks are out of order"));
-                    }
+                    order
+                        .block(index, sealed, sink)
+                        .map_err(|wrong| source.protocol(wrong))?;
                     let arrival = self.copy(index, promised, block, sink)?;
                     sink.arrived(&arrival).map_err(TransportError::Refused)?;
-                    next += 1;
-                    // A copy takes the thread for as long as a block is large; others get their turn between blocks.
-                    tokio::task::yield_now().await;
+                    turn += self.request.block_bytes;
+                    if turn >= TURN {
+                        turn = 0;
+                        tokio::task::yield_now().await;
+                    }
                 }
                 Some(Frame::Sealed { end }) => {
-                    // A source may have fewer blocks than the reader starts from, never one that it did not name.
-                    if end > next || !tell(end, sink) {
-                        return Err(protocol(
-                            address,
-                            "its end does not fit the blocks that came",
-                        ));
-                    }
-                    return Ok(End { end });
+                    return order
+                        .sealed(end, sink)
+                        .map_err(|wrong| source.protocol(wrong));
                 }
-                Some(Frame::Ended(why)) => return Err(refused(address, why)),
-                Some(_) => return Err(protocol(address, "a frame came that has no place here")),
-                None => return Err(lost(address)(io::ErrorKind::UnexpectedEof.into())),
+                Some(Frame::Ended(why)) => return Err(source.ended(why)),
+                Some(_) => return Err(source.protocol("a frame came that has no place here")),
+                None => return Err(source.closed()),
             }
         }
     }
@@ -307,7 +302,7 @@ impl Reading<'_> {
         block: u32,
         sink: &mut dyn BlockSink,
     ) -> Result<Arrival, TransportError> {
-        let address = self.request.address.as_str();
+        let source = source_of(self.request);
         let summed = sink.wants_checksum(index);
         let seen = self.view.header(block);
         let mut copied = None;
@@ -317,12 +312,9 @@ impl Reading<'_> {
                 Ok(if copied.is_some() { target.len() } else { 0 })
             })
             .map_err(TransportError::Refused)?;
-        placed.map_err(lost(address))?;
+        placed.map_err(|cause| source.lost(cause))?;
         let Some(checksum) = copied else {
-            return Err(protocol(
-                address,
-                "it named a block that its arena does not have",
-            ));
+            return Err(source.protocol("it named a block that its arena does not have"));
         };
         let still = seen.filter(|seen| self.view.still(block, seen));
         Ok(Arrival {
@@ -335,45 +327,16 @@ impl Reading<'_> {
     }
 }
 
-fn lost(address: &str) -> impl Fn(io::Error) -> TransportError + '_ {
-    |cause| TransportError::Lost {
-        address: address.to_owned(),
-        cause,
+fn source_of(request: &FetchRequest) -> Source<'_> {
+    Source {
+        address: &request.address,
     }
 }
 
 /// Words that make no sense are the peer's fault, everything else the connection's.
-fn broken(address: &str) -> impl Fn(io::Error) -> TransportError + '_ {
+fn broken(source: Source<'_>) -> impl Fn(io::Error) -> TransportError + '_ {
     move |cause| match cause.kind() {
-        io::ErrorKind::InvalidData => protocol(address, &cause.to_string()),
-        _ => lost(address)(cause),
-    }
-}
-
-fn silent(address: &str, waited: Duration) -> TransportError {
-    TransportError::Silent {
-        address: address.to_owned(),
-        milliseconds: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
-    }
-}
-
-fn protocol(address: &str, message: &str) -> TransportError {
-    TransportError::Protocol {
-        address: address.to_owned(),
-        message: message.to_owned(),
-    }
-}
-
-fn refused(address: &str, why: Why) -> TransportError {
-    let address = address.to_owned();
-    match why {
-        Why::Gone(gone) => TransportError::Gone(gone),
-        Why::Layout => TransportError::Layout { address },
-        Why::Busy => TransportError::Busy { address },
-        Why::Forbidden => TransportError::Unusable {
-            address,
-            obstacle: Obstacle::Credentials,
-            message: "it serves its own user only".to_owned(),
-        },
+        io::ErrorKind::InvalidData => source.protocol(&cause.to_string()),
+        _ => source.lost(cause),
     }
 }

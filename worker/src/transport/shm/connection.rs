@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -11,16 +13,19 @@ use tokio::time::timeout;
 use crate::transport::ancillary;
 use crate::transport::tcp::frame::{Frame, PREAMBLE};
 
-/// Bytes read at once: some forty frames. Whatever is read is kept until it is understood.
+/// Bytes read at once: some sixty frames. Whatever is read is kept until it is understood.
 const READ: usize = 4096;
-/// Written when it has grown to this: the reader begins while the source still looks for the next blocks.
-const WRITE: usize = 4096;
+/// Looks for an answer before its reader goes to sleep, each a system call or two. Together they take about as long as a source
+/// that sleeps needs to be woken and to answer; being woken in turn takes the reader as long as the copy of half a megabyte.
+const LOOKS: usize = 128;
 
 /// One side's end. What is to be written is collected until [`Self::flush`].
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
     read: Vec<u8>,
+    /// So much of it is understood.
+    taken: usize,
     out: Vec<u8>,
     greeted: bool,
 }
@@ -30,6 +35,7 @@ impl Connection {
         Self {
             stream,
             read: Vec::with_capacity(READ),
+            taken: 0,
             out: PREAMBLE.to_vec(),
             greeted: false,
         }
@@ -42,11 +48,6 @@ impl Connection {
 
     pub(super) fn write(&mut self, frame: &Frame) {
         frame.encode(&mut self.out);
-    }
-
-    /// Is it time to flush?
-    pub(super) fn is_full(&self) -> bool {
-        self.out.len() >= WRITE
     }
 
     pub(super) async fn flush(&mut self, patience: Duration) -> io::Result<()> {
@@ -78,18 +79,38 @@ impl Connection {
         self.flush(patience).await
     }
 
+    /// Reads what the other side says within a few looks, without going to sleep; others get their turn between them. Whatever is
+    /// not seen now, also that it has closed, is seen by the next [`Self::frame`].
+    pub(super) async fn listen(&mut self) {
+        let mut piece = [0; READ];
+        for _ in 0..LOOKS {
+            // Not through the runtime: it may be another thread of it, asleep, that hears of this socket.
+            match recv(&self.stream, &mut piece, RecvFlags::DONTWAIT) {
+                Ok((read, _)) => return self.heard(&piece[..read]),
+                Err(Errno::AGAIN) => tokio::task::yield_now().await,
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn heard(&mut self, bytes: &[u8]) {
+        self.read.drain(..self.taken);
+        self.taken = 0;
+        self.read.extend_from_slice(bytes);
+    }
+
     /// The next frame; `None` when the other side has closed between two.
     pub(super) async fn frame(&mut self) -> io::Result<Option<Frame>> {
         loop {
-            if let Some(frame) = self.decode()? {
+            if let Some(frame) = self.ready()? {
                 return Ok(Some(frame));
             }
             self.stream.readable().await?;
             let mut piece = [0; READ];
             match self.stream.try_read(&mut piece) {
-                Ok(0) if self.read.is_empty() => return Ok(None),
+                Ok(0) if self.taken == self.read.len() => return Ok(None),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => self.read.extend_from_slice(&piece[..read]),
+                Ok(read) => self.heard(&piece[..read]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -100,7 +121,7 @@ impl Connection {
     pub(super) async fn frame_and_file(&mut self) -> io::Result<Option<(Frame, Option<OwnedFd>)>> {
         let mut file = None;
         loop {
-            if let Some(frame) = self.decode()? {
+            if let Some(frame) = self.ready()? {
                 return Ok(Some((frame, file)));
             }
             let stream = &self.stream;
@@ -111,12 +132,12 @@ impl Connection {
                 })
                 .await?;
             if read == 0 {
-                return match self.read.is_empty() {
+                return match self.taken == self.read.len() {
                     true => Ok(None),
                     false => Err(io::ErrorKind::UnexpectedEof.into()),
                 };
             }
-            self.read.extend_from_slice(&piece[..read]);
+            self.heard(&piece[..read]);
             file = came.or(file);
         }
     }
@@ -137,7 +158,8 @@ impl Connection {
         }
     }
 
-    fn decode(&mut self) -> io::Result<Option<Frame>> {
+    /// The next frame of what has been read already.
+    pub(super) fn ready(&mut self) -> io::Result<Option<Frame>> {
         if !self.greeted {
             let begun = self.read.len().min(PREAMBLE.len());
             if self.read[..begun] != PREAMBLE[..begun] {
@@ -148,13 +170,13 @@ impl Connection {
             if begun < PREAMBLE.len() {
                 return Ok(None);
             }
-            self.read.drain(..begun);
+            self.taken = begun;
             self.greeted = true;
         }
-        match Frame::decode(&self.read) {
+        match Frame::decode(&self.read[self.taken..]) {
             Ok(None) => Ok(None),
             Ok(Some((frame, used))) => {
-                self.read.drain(..used);
+                self.taken += used;
                 Ok(Some(frame))
             }
             Err(error) => Err(malformed(&error.to_string())),
@@ -164,7 +186,7 @@ impl Connection {
     /// Whether it can serve another hand-off: the other side is there, and has said nothing since.
     pub(super) fn is_quiet(&self) -> bool {
         let silent = matches!(self.stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        silent && self.read.is_empty() && self.out.is_empty()
+        silent && self.taken == self.read.len() && self.out.is_empty()
     }
 }
 

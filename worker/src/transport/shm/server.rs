@@ -11,10 +11,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::ShmOptions;
 use super::connection::{Connection, malformed};
-use crate::kv::lease::Next;
 use crate::kv::lease::one_sided::OneSidedRead;
+use crate::kv::lease::{ManifestEntry, Next, Unpromised};
 use crate::transport::tcp::frame::{Frame, Open, Why};
 use crate::transport::{BlockSource, reception};
+
+/// Blocks that are looked for and told of at once: as many frames as a reader reads at once, so that it begins with them while the
+/// next ones are looked for.
+const AT_ONCE: u32 = 64;
 
 pub(super) async fn serve(
     listener: UnixListener,
@@ -110,14 +114,17 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    fn next(&self, index: u32) -> Next {
+    /// What is there from `first` on.
+    fn look(&self, first: u32, found: &mut Vec<ManifestEntry>) -> Result<Next, Unpromised> {
         let Open {
             lease,
             generation,
             transfer,
             ..
         } = &self.open;
-        self.source.next(*lease, *generation, transfer, index)
+        let wanted = first..first.saturating_add(AT_ONCE);
+        self.source
+            .next_blocks(*lease, *generation, transfer, wanted, found)
     }
 
     /// Serves one open until its reader is done. False when it has gone.
@@ -178,37 +185,30 @@ impl Serving<'_> {
                 .await?;
         }
         self.connection.write(&Frame::Accepted);
-        let mut index = self.open.first_block;
+        let mut next = self.open.first_block;
+        let mut found = Vec::new();
         loop {
             // Seen before asking: a change in between is then not waited for.
             changes.mark_unchanged();
-            match self.next(index) {
-                Next::Block { entry, sealed } => {
-                    let header = self.source.header_before(entry.block);
-                    // Asked again: the block is told of only if it was the lease's when its header was looked at.
-                    let still = self.next(index);
-                    if !matches!(still, Next::Block { entry: now, .. } if now == entry && header == entry.header)
-                    {
-                        match still {
-                            Next::Gone(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
-                            _ => {
-                                return Err(malformed(
-                                    "a published block is not what its lease says",
-                                ));
-                            }
-                        }
-                    }
-                    self.connection.write(&Frame::Located {
-                        index,
-                        sealed,
-                        promised: entry.header,
-                        block: entry.block.0,
-                    });
-                    if self.connection.is_full() {
-                        self.connection.flush(self.options.stalled).await?;
-                    }
-                    index += 1;
-                }
+            found.clear();
+            let then = self
+                .look(next, &mut found)
+                .map_err(|unpromised| malformed(&unpromised.to_string()))?;
+            if let Next::Gone(gone) = then {
+                return Ok(Frame::Ended(Why::Gone(gone)));
+            }
+            for entry in &found {
+                self.connection.write(&Frame::Located {
+                    index: next,
+                    sealed: then.sealed(),
+                    promised: entry.header,
+                    block: entry.block.0,
+                });
+                next += 1;
+            }
+            match then {
+                // The reader begins while the next ones are looked for.
+                Next::Block { .. } => self.connection.flush(self.options.stalled).await?,
                 Next::Sealed { end } => return Ok(Frame::Sealed { end }),
                 Next::Gone(gone) => return Ok(Frame::Ended(Why::Gone(gone))),
                 Next::Wait => {

@@ -2,6 +2,7 @@
 
 mod fallback;
 mod lies;
+mod looks;
 
 use std::io;
 use std::sync::Arc;
@@ -138,7 +139,7 @@ impl BlockSource for Unshared {
     }
 }
 
-/// A source with one sealed lease of two blocks, claimed.
+/// A source with one sealed lease, claimed.
 struct Source {
     pool: KvPool,
     clock: Arc<ManualClock>,
@@ -148,13 +149,25 @@ struct Source {
 }
 
 impl Source {
+    /// Of two blocks.
     async fn at(address: String, options: ShmOptions) -> Self {
+        let pool = |pool: &KvPool| Arc::new(pool.clone()) as Arc<dyn BlockSource>;
+        Self::of(2, address, options, pool).await
+    }
+
+    /// Of so many blocks, served by what `served` makes of the pool.
+    async fn of(
+        blocks: usize,
+        address: String,
+        options: ShmOptions,
+        served: impl FnOnce(&KvPool) -> Arc<dyn BlockSource>,
+    ) -> Self {
         let config = PoolConfig {
             geometry: Geometry {
                 block_size: 4,
                 bytes_per_token: BLOCK / 4,
             },
-            blocks: 4,
+            blocks: blocks + 2,
             kv_identity: "tiny".to_owned(),
             layout: 1,
             hash_key: HashKey::from_bytes(&[1; 32]),
@@ -162,7 +175,7 @@ impl Source {
         };
         let clock = Arc::new(ManualClock::default());
         let pool = KvPool::new(config, u64::MAX, clock.clone()).expect("small");
-        let tokens: Vec<u32> = (0..8).collect();
+        let tokens: Vec<u32> = (0..).take(4 * blocks).collect();
         let mut reservation = pool
             .reserve(&Reserve {
                 tokens: &tokens,
@@ -180,11 +193,11 @@ impl Source {
         let opened = pool.open_lease(&mut reservation, &open).expect("new");
         for (index, block) in tokens.chunks(4).enumerate() {
             let at = reservation.blocks()[index];
-            pool.store().write(at).fill(index as u8 + 1);
+            pool.store().write(at).fill((index as u8).wrapping_add(1));
             pool.complete_block(&mut reservation, index, block)
                 .expect("in order");
         }
-        pool.seal(&reservation, 8).expect("complete");
+        pool.seal(&reservation, tokens.len()).expect("complete");
         let reader = Reader {
             transfer: TransferId::from("t"),
             worker: WorkerId::from("d"),
@@ -195,7 +208,7 @@ impl Source {
         pool.clear_cache();
         let stop = CancellationToken::new();
         let listening = ShmTransport::new("host", options)
-            .listen(&address, Arc::new(pool.clone()), stop.clone())
+            .listen(&address, served(&pool), stop.clone())
             .await
             .expect("a free address");
         Self {

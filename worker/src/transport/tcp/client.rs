@@ -8,10 +8,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::TcpOptions;
-use super::frame::{Frame, MAX_TRANSFER, Open, PREAMBLE, Why};
+use super::frame::{Frame, PREAMBLE};
 use super::kept::Kept;
 use crate::transport::checksum::Growing;
-use crate::transport::{Arrival, BlockSink, End, FetchRequest, Obstacle, TransportError};
+use crate::transport::reading::{self, Order, Source};
+use crate::transport::{Arrival, BlockSink, End, FetchRequest, TransportError};
 
 /// Control bytes are read in pieces of this size. What is read beyond a `Block` frame is the start of its bytes and has to be
 /// copied; this is small beside a block.
@@ -21,7 +22,7 @@ const PIECE: usize = 128 << 10;
 
 struct Connection<'a> {
     stream: Stream,
-    address: &'a str,
+    source: Source<'a>,
     silence: Duration,
     buffer: Vec<u8>,
 }
@@ -34,26 +35,18 @@ pub(super) async fn fetch(
     sink: &mut dyn BlockSink,
 ) -> Result<End, TransportError> {
     let address = request.address.as_str();
-    let lost = |cause| TransportError::Lost {
-        address: address.to_owned(),
-        cause,
-    };
-    if request.transfer.0.len() > MAX_TRANSFER {
-        return Err(TransportError::Protocol {
-            address: address.to_owned(),
-            message: format!("the transfer id is longer than {MAX_TRANSFER} bytes"),
-        });
-    }
+    let source = Source { address };
+    let open = Frame::Open(reading::open(request)?);
     let connection = |stream, silence| Connection {
         stream,
-        address,
+        source,
         silence,
         buffer: Vec::with_capacity(READ),
     };
     let mut opened = None;
     if let Some(stream) = kept.take(address) {
         let mut connection = connection(stream, options.handshake / KEPT);
-        match connection.open(request, Greeting::Said).await {
+        match connection.open(&open, Greeting::Said).await {
             Ok(()) => opened = Some(connection),
             // It may have been closed, or its path lost, since it was last used: that says nothing of the source.
             Err(TransportError::Lost { .. } | TransportError::Silent { .. }) => {}
@@ -65,10 +58,10 @@ pub(super) async fn fetch(
         None => {
             let stream = timeout(options.connect, network.connect(address))
                 .await
-                .map_err(|_| lost(io::ErrorKind::TimedOut.into()))?
-                .map_err(lost)?;
+                .map_err(|_| source.lost(io::ErrorKind::TimedOut.into()))?
+                .map_err(|cause| source.lost(cause))?;
             let mut connection = connection(stream, options.handshake);
-            connection.open(request, Greeting::Due).await?;
+            connection.open(&open, Greeting::Due).await?;
             connection
         }
     };
@@ -91,41 +84,33 @@ enum Greeting {
 }
 
 impl Connection<'_> {
-    async fn open(
-        &mut self,
-        request: &FetchRequest,
-        greeting: Greeting,
-    ) -> Result<(), TransportError> {
+    async fn open(&mut self, open: &Frame, greeting: Greeting) -> Result<(), TransportError> {
         let mut out = Vec::new();
         if greeting == Greeting::Due {
             out.extend_from_slice(&PREAMBLE);
         }
-        Frame::Open(Open {
-            lease: request.lease,
-            generation: request.generation,
-            transfer: request.transfer.clone(),
-            first_block: request.first_block,
-            layout: request.layout,
-            block_bytes: request.block_bytes as u64,
-        })
-        .encode(&mut out);
+        open.encode(&mut out);
         timeout(self.silence, self.stream.write_all(&out))
             .await
-            .map_err(|_| self.silent())?
-            .map_err(|cause| self.lost(cause))?;
+            .map_err(|_| self.source.silent(self.silence))?
+            .map_err(|cause| self.source.lost(cause))?;
         if greeting == Greeting::Due {
             while self.buffer.len() < PREAMBLE.len() {
                 self.fill().await?;
             }
             if self.buffer[..PREAMBLE.len()] != PREAMBLE {
-                return Err(self.protocol("it does not speak this version of the KV transport"));
+                return Err(self
+                    .source
+                    .protocol("it does not speak this version of the KV transport"));
             }
             self.buffer.drain(..PREAMBLE.len());
         }
         match self.frame().await? {
             Frame::Accepted => Ok(()),
-            Frame::Ended(why) => Err(self.ended(why)),
-            _ => Err(self.protocol("it answered an open with another frame")),
+            Frame::Ended(why) => Err(self.source.ended(why)),
+            _ => Err(self
+                .source
+                .protocol("it answered an open with another frame")),
         }
     }
 
@@ -134,15 +119,7 @@ impl Connection<'_> {
         request: &FetchRequest,
         sink: &mut dyn BlockSink,
     ) -> Result<End, TransportError> {
-        let mut next = request.first_block;
-        let mut told: Option<u32> = None;
-        let mut tell = |end: u32, sink: &mut dyn BlockSink| {
-            let first = told.is_none();
-            if first {
-                sink.sealed(end);
-            }
-            *told.get_or_insert(end) == end
-        };
+        let mut order = Order::new(request.first_block);
         loop {
             match self.frame().await? {
                 Frame::Alive => {}
@@ -152,12 +129,12 @@ impl Connection<'_> {
                     promised,
                     before,
                 } => {
-                    if index != next || sealed.is_some_and(|end| !tell(end, sink)) {
-                        return Err(self.protocol("its blocks are out of order"));
-                    }
+                    order
+                        .block(index, sealed, sink)
+                        .map_err(|wrong| self.source.protocol(wrong))?;
                     let checksum = self.bytes(index, request.block_bytes, sink).await?;
                     let Frame::Tail { after } = self.frame().await? else {
-                        return Err(self.protocol("a block came without its tail"));
+                        return Err(self.source.protocol("a block came without its tail"));
                     };
                     sink.arrived(&Arrival {
                         index,
@@ -167,23 +144,20 @@ impl Connection<'_> {
                         checksum,
                     })
                     .map_err(TransportError::Refused)?;
-                    next += 1;
                 }
                 Frame::Sealed { end } => {
-                    // A source may have fewer blocks than the reader starts from, never one that it did not send.
-                    if end > next || !tell(end, sink) {
-                        return Err(self.protocol("its end does not fit the blocks that came"));
-                    }
-                    return Ok(End { end });
+                    return order
+                        .sealed(end, sink)
+                        .map_err(|wrong| self.source.protocol(wrong));
                 }
-                Frame::Ended(why) => return Err(self.ended(why)),
+                Frame::Ended(why) => return Err(self.source.ended(why)),
                 Frame::Open(_)
                 | Frame::Accepted
                 | Frame::Tail { .. }
                 | Frame::Arena { .. }
                 | Frame::Located { .. }
                 | Frame::Done => {
-                    return Err(self.protocol("a frame came that has no place here"));
+                    return Err(self.source.protocol("a frame came that has no place here"));
                 }
             }
         }
@@ -218,8 +192,8 @@ impl Connection<'_> {
         while filled < length {
             timeout(self.silence, stream.readable())
                 .await
-                .map_err(|_| self.silent())?
-                .map_err(|cause| self.lost(cause))?;
+                .map_err(|_| self.source.silent(self.silence))?
+                .map_err(|cause| self.source.lost(cause))?;
             // As much as is there, in pieces: each is summed before the next pushes it out of the cache.
             loop {
                 let end = length.min(filled + PIECE);
@@ -253,7 +227,7 @@ impl Connection<'_> {
     ) -> Result<usize, TransportError> {
         sink.place(index, fill)
             .map_err(TransportError::Refused)?
-            .map_err(|cause| self.lost(cause))
+            .map_err(|cause| self.source.lost(cause))
     }
 
     async fn frame(&mut self) -> Result<Frame, TransportError> {
@@ -264,7 +238,7 @@ impl Connection<'_> {
                     return Ok(frame);
                 }
                 Ok(None) => self.fill().await?,
-                Err(error) => return Err(self.protocol(&error.to_string())),
+                Err(error) => return Err(self.source.protocol(&error.to_string())),
             }
         }
     }
@@ -275,52 +249,17 @@ impl Connection<'_> {
         loop {
             timeout(self.silence, self.stream.readable())
                 .await
-                .map_err(|_| self.silent())?
-                .map_err(|cause| self.lost(cause))?;
+                .map_err(|_| self.source.silent(self.silence))?
+                .map_err(|cause| self.source.lost(cause))?;
             match self.stream.try_read(&mut piece) {
-                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.source.closed()),
                 Ok(read) => {
                     self.buffer.extend_from_slice(&piece[..read]);
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(cause) => return Err(self.lost(cause)),
+                Err(cause) => return Err(self.source.lost(cause)),
             }
-        }
-    }
-
-    fn lost(&self, cause: io::Error) -> TransportError {
-        TransportError::Lost {
-            address: self.address.to_owned(),
-            cause,
-        }
-    }
-
-    fn silent(&self) -> TransportError {
-        TransportError::Silent {
-            address: self.address.to_owned(),
-            milliseconds: u64::try_from(self.silence.as_millis()).unwrap_or(u64::MAX),
-        }
-    }
-
-    fn protocol(&self, message: &str) -> TransportError {
-        TransportError::Protocol {
-            address: self.address.to_owned(),
-            message: message.to_owned(),
-        }
-    }
-
-    fn ended(&self, why: Why) -> TransportError {
-        let address = self.address.to_owned();
-        match why {
-            Why::Gone(gone) => TransportError::Gone(gone),
-            Why::Layout => TransportError::Layout { address },
-            Why::Busy => TransportError::Busy { address },
-            Why::Forbidden => TransportError::Unusable {
-                address,
-                obstacle: Obstacle::Credentials,
-                message: "it serves its own user only".to_owned(),
-            },
         }
     }
 }
