@@ -230,11 +230,21 @@ impl BytePairs {
         if !self.single_numerals {
             return self.words(text, word, tokens);
         }
-        let mut start = 0;
-        for (place, numeral) in text.match_indices(char::is_numeric) {
-            self.words(&text[start..place], word, tokens)?;
-            self.words(numeral, word, tokens)?;
-            start = place + numeral.len();
+        // Of most text no character but a digit has to be looked at.
+        let perhaps = |byte: &u8| byte.is_ascii_digit() || !byte.is_ascii();
+        let (mut start, mut place) = (0, 0);
+        while let Some(passed) = text.as_bytes()[place..].iter().position(perhaps) {
+            place += passed;
+            let Some(character) = text[place..].chars().next() else {
+                break;
+            };
+            let end = place + character.len_utf8();
+            if character.is_numeric() {
+                self.words(&text[start..place], word, tokens)?;
+                self.words(&text[place..end], word, tokens)?;
+                start = end;
+            }
+            place = end;
         }
         self.words(&text[start..], word, tokens)
     }

@@ -100,13 +100,15 @@ fn at(text: &str, place: usize) -> Option<(char, Kind)> {
 
 /// The end of the characters of one kind from `place` on.
 fn run(text: &str, mut place: usize, wanted: Kind) -> usize {
-    while let Some((character, kind)) = at(text, place) {
-        if kind != wanted {
-            break;
+    let bytes = text.as_bytes();
+    loop {
+        let ascii = |byte: &&u8| ASCII.get(usize::from(**byte)) == Some(&wanted);
+        place += bytes[place..].iter().take_while(ascii).count();
+        match at(text, place) {
+            Some((character, kind)) if kind == wanted => place += character.len_utf8(),
+            _ => return place,
         }
-        place += character.len_utf8();
     }
-    place
 }
 
 /// `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe. `folded`: as `(?i)` has it, where the long s is an s.

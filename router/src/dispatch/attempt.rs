@@ -11,6 +11,7 @@ mod decode_leg;
 mod prefill_leg;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_placement::policy::Timeouts;
@@ -152,7 +153,8 @@ enum DecodeLeg {
 /// The state of one attempt.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    task: Task,
+    /// Shared so that a report can be taken on behalf of a party without copying its names.
+    task: Arc<Task>,
     limits: Limits,
     block_size: u32,
     opened: Moment,
@@ -174,7 +176,7 @@ impl Attempt {
     /// Begins; the lifecycle's attempt has begun already, and the shell opens the Decode leg at once.
     pub fn new(task: Task, limits: Limits, block_size: u32, now: Moment) -> Self {
         Self {
-            task,
+            task: Arc::new(task),
             limits,
             block_size: block_size.max(1),
             opened: now,
@@ -209,9 +211,9 @@ impl Attempt {
         self.undecided = false;
         self.recomputing = true;
         self.generation = None;
-        self.task = Task::Whole {
+        self.task = Arc::new(Task::Whole {
             worker: target.clone(),
-        };
+        });
         self.prefill = PrefillLeg::Closed;
         self.decode = DecodeLeg::Reserved(now);
         progress.begin(Plan::Local, now, StateDetail::of(&target).inferred());

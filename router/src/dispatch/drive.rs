@@ -13,6 +13,7 @@ use baton_placement::place::Outcome;
 use baton_protocol::failure::{Action, FailureClass};
 use baton_protocol::ids::{Incarnation, RunId, WorkerId};
 use baton_protocol::wire;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument, debug, info, info_span, warn};
 
@@ -439,6 +440,12 @@ impl Drive {
 
     /// Hands an event to the client, or says why the run ends without that.
     async fn deliver(&mut self, event: RunEvent) -> Result<(), Ending> {
+        // Nearly always there is room, and nothing to watch for meanwhile.
+        let event = match self.sink.events.try_send(event) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed(_)) => return Err(Ending::ClientGone),
+            Err(TrySendError::Full(event)) => event,
+        };
         let deadline = self.instant(self.deadline);
         tokio::select! {
             biased;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::Response;
+use futures::FutureExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -50,6 +51,12 @@ impl Begun {
     /// # Errors
     /// The router ends.
     pub(super) async fn next(&mut self) -> Result<Option<RunEvent>, ApiError> {
+        // Several tokens are there at a time: only what is waited for needs a watch on the shutdown.
+        if !self.cut.is_cancelled()
+            && let Some(event) = self.handle.next().now_or_never()
+        {
+            return Ok(event);
+        }
         tokio::select! {
             biased;
             () = self.cut.cancelled() => Err(ApiError::shutting_down()),

@@ -1,5 +1,7 @@
 //! Reports of the worker that decodes.
 
+use std::sync::Arc;
+
 use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{self, decode_event};
@@ -10,19 +12,33 @@ use crate::dispatch::failure::{Failure, handoff_cause};
 use crate::dispatch::progress::{Party, Progress, StateDetail};
 
 impl Attempt {
+    /// What the Decode stream brought: a report, or why there are none any more.
+    pub fn on_decode_leg(
+        &mut self,
+        brought: Result<decode_event::Event, String>,
+        now: Moment,
+        progress: &mut Progress,
+    ) {
+        match brought {
+            Ok(event) => self.on_decode(event, now, progress),
+            Err(end) => self.on_decode_end(&end),
+        }
+    }
+
     /// A report on the Decode stream.
     pub fn on_decode(&mut self, event: decode_event::Event, now: Moment, progress: &mut Progress) {
-        let target = self.target().clone();
+        let task = Arc::clone(&self.task);
+        let target = task.target();
         if self.ended || self.closing.is_some() {
             return;
         }
         let illegal = progress.illegal().len();
         if self.recomputing {
-            self.while_recomputing(&target, event, now, progress);
+            self.while_recomputing(target, event, now, progress);
         } else {
-            self.take_decode(&target, event, now, progress);
+            self.take_decode(target, event, now, progress);
         }
-        self.end_if_illegal(illegal, &target, progress);
+        self.end_if_illegal(illegal, target, progress);
     }
 
     /// The word to recompute and the worker's own reports cross on their way.
@@ -161,7 +177,7 @@ impl Attempt {
             party: target.clone(),
             admission,
         });
-        if matches!(self.task, Task::Split { .. }) && self.prefill == PrefillLeg::Closed {
+        if matches!(*self.task, Task::Split { .. }) && self.prefill == PrefillLeg::Closed {
             self.prefill = PrefillLeg::Opened(now);
             self.commands.push_back(Command::OpenPrefill {
                 skip_blocks: admission.cached_tokens / self.block_size,

@@ -1,5 +1,7 @@
 //! Reports of the worker that computes the prompt for another one.
 
+use std::sync::Arc;
+
 use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{self, decode_request, prefill_event};
@@ -17,15 +19,16 @@ impl Attempt {
         now: Moment,
         progress: &mut Progress,
     ) {
-        let Some(source) = self.source().cloned() else {
+        let task = Arc::clone(&self.task);
+        let Some(source) = task.source() else {
             return;
         };
         if self.ended || self.undecided || self.prefill == PrefillLeg::Closed {
             return;
         }
         let illegal = progress.illegal().len();
-        self.take_prefill(&source, event, now, progress);
-        self.end_if_illegal(illegal, &source, progress);
+        self.take_prefill(source, event, now, progress);
+        self.end_if_illegal(illegal, source, progress);
     }
 
     fn take_prefill(

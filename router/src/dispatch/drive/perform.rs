@@ -5,7 +5,9 @@ use std::time::Duration;
 use baton_protocol::failure::{FailureClass, HandoffFailure};
 use baton_protocol::lifecycle::{Plan, State};
 use baton_protocol::wire::{self, decode_request};
+use futures::FutureExt as _;
 use futures::future::join_all;
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::time::sleep_until;
 use tracing::{Span, debug, info, info_span};
 
@@ -83,6 +85,17 @@ impl Drive {
                 }
             }
             self.count_states();
+            if !self.told && stop_open {
+                match self.sink.stop.try_recv() {
+                    Ok(counted) => return AttemptEnding::Run(Ending::Stopped(counted)),
+                    // The handle is being dropped: the client is gone.
+                    Err(TryRecvError::Closed) => stop_open = false,
+                    Err(TryRecvError::Empty) => {}
+                }
+            }
+            if self.hears(performance) {
+                continue;
+            }
             let until = performance.attempt.deadline();
             let until = until.map_or(self.deadline, |until| until.min(self.deadline));
             let until = self.instant(until);
@@ -111,10 +124,7 @@ impl Drive {
                 }
                 event = next(decode) => {
                     let now = self.shared.clock.now();
-                    match event {
-                        Ok(event) => attempt.on_decode(event, now, &mut self.progress),
-                        Err(end) => attempt.on_decode_end(&end),
-                    }
+                    attempt.on_decode_leg(event, now, &mut self.progress);
                 }
                 () = sleep_until(until) => {
                     let now = self.shared.clock.now();
@@ -125,6 +135,22 @@ impl Drive {
                 }
             }
         }
+    }
+
+    /// Takes what the Decode stream has brought already. Tokens come several at a time, and a timer and a watch on the client for
+    /// each would cost more than the token. False: there is something else to look at, or to be waited for.
+    fn hears(&mut self, performance: &mut Performance) -> bool {
+        let now = self.shared.clock.now();
+        let gone = !self.told && self.sink.client_gone.is_cancelled();
+        if gone || now >= self.deadline || performance.prefill.is_some() {
+            return false;
+        }
+        let Some(event) = next(&mut performance.decode).now_or_never() else {
+            return false;
+        };
+        let attempt = &mut performance.attempt;
+        attempt.on_decode_leg(event, now, &mut self.progress);
+        true
     }
 
     /// Does what the attempt asks for; says how it ended, if it did.
