@@ -37,9 +37,9 @@ fn charts_are_what_was_looked_at_and_install_on_a_cluster() -> Result<()> {
     the_admin_port_is_never_published(&helm)?;
     installed(&helm, cluster.kubectl())?;
     secrets_stay(&helm, cluster.kubectl())?;
-    a_second_operator_of_all_namespaces_is_refused(&helm)?;
     pods_are_hardened(cluster.kubectl())?;
     rights_are_no_more_than_needed(cluster.kubectl())?;
+    two_operators_of_one_namespace_are_refused(&helm, cluster.kubectl())?;
     Ok(())
 }
 
@@ -155,25 +155,33 @@ fn the_admin_port_is_never_published(helm: &Helm) -> Result<()> {
 }
 
 /// Each would replace the other's pods.
-fn a_second_operator_of_all_namespaces_is_refused(helm: &Helm) -> Result<()> {
-    let refused = helm.run(&[
-        "install",
-        "second",
-        "charts/baton",
-        "--namespace",
-        "default",
-    ]);
-    let error = match refused {
-        Ok(_) => bail!("a second operator was installed"),
-        Err(error) => format!("{error:#}"),
+fn two_operators_of_one_namespace_are_refused(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
+    let second = |watched: &str| {
+        let watched = format!("operator.watchNamespace={watched}");
+        let install = ["install", "second", "charts/baton", "--namespace=default"];
+        let tried = ["--dry-run=server", "--set", watched.as_str()];
+        helm.run(&[&install[..], &tried].concat())
     };
-    ensure!(
-        error.contains(
-            "the operator of release baton in namespace baton looks after all namespaces"
-        ),
-        "{error}"
-    );
-    Ok(())
+    let refused = |watched: &str, by: &str| match second(watched) {
+        Ok(_) => bail!("a second operator of namespace \"{watched}\" was installed"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            let by = format!("the operator of release baton in namespace baton looks after {by}");
+            ensure!(error.contains(&by), "{error}");
+            Ok(())
+        }
+    };
+    refused("", "all namespaces")?;
+    refused("team-b", "all namespaces")?;
+    for team in ["team-a", "team-b"] {
+        kubectl.run(&["create", "namespace", team])?;
+    }
+    let narrowed = "operator.watchNamespace=team-a";
+    let upgrade = ["upgrade", "baton", "charts/baton", "--namespace=baton"];
+    helm.run(&[&upgrade[..], &["--set", narrowed]].concat())?;
+    refused("", "namespace team-a")?;
+    refused("team-a", "namespace team-a")?;
+    second("team-b").map(|_| ())
 }
 
 fn installed(helm: &Helm, kubectl: &Kubectl) -> Result<()> {

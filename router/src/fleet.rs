@@ -256,6 +256,11 @@ impl Workers {
             .unwrap_or_default()
     }
 
+    /// Told of each report of a worker's load.
+    pub(crate) fn reported(&self, id: &WorkerId) -> Option<Arc<Notify>> {
+        Some(self.inner.lock().tracked.get(id)?.reported())
+    }
+
     pub(crate) fn resume(&self, id: &WorkerId) -> Option<state::Resume> {
         self.inner.lock().tracked.get(id)?.resume()
     }

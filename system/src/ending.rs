@@ -35,11 +35,17 @@ impl Signals {
     /// From now on these signals end the process no more.
     ///
     /// # Errors
-    /// The runtime has no place for them.
+    /// The runtime has no place for them; says what to look at.
     pub fn listen() -> io::Result<Self> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| {
+                let next = "look at the limit on open files (ulimit -n)";
+                io::Error::new(error.kind(), format!("{error}: {next}"))
+            })
+        };
         Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
         })
     }
 

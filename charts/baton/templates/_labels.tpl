@@ -70,19 +70,24 @@ priorityClassName: {{ . }}
 {{- end -}}
 {{- end }}
 
-{{/* NAME in namespace NAMESPACE of another release whose operator looks after all namespaces; nothing where there is none. */}}
+{{/* Another release's operator that looks after a namespace which this one would, in words; nothing where there is none. */}}
 {{- define "baton.otherOperator" -}}
 {{- $own := printf "%s-operator-%s" .Release.Name .Release.Namespace -}}
+{{- $watched := .Values.operator.watchNamespace -}}
 {{- $other := "" -}}
-{{- $bindings := lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "" -}}
-{{- range dig "items" list ($bindings | default dict) -}}
+{{- range $kind := list "ClusterRoleBinding" "RoleBinding" -}}
+{{- range dig "items" list (lookup "rbac.authorization.k8s.io/v1" $kind "" "" | default dict) -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- $account := first (.subjects | default (list dict)) -}}
 {{- $ours := and (eq (get $labels "app.kubernetes.io/name") "baton-operator") (eq (get $labels "app.kubernetes.io/part-of") "baton") -}}
-{{- /* Each operator has a binding for nodes, too, of another name. */ -}}
-{{- $everywhere := eq .metadata.name (printf "%s-%s" (get $account "name") (get $account "namespace")) -}}
-{{- if and $ours $everywhere (ne .metadata.name $own) -}}
-{{- $other = printf "%s in namespace %s" (get $labels "app.kubernetes.io/instance") (get $account "namespace") -}}
+{{- /* Each operator has bindings for nodes and for its lease, too, of other names. */ -}}
+{{- $ofPools := eq .metadata.name (printf "%s-%s" (get $account "name") (get $account "namespace")) -}}
+{{- $there := .metadata.namespace -}}
+{{- $overlaps := or (not $there) (not $watched) (eq ($there | default "") ($watched | default "")) -}}
+{{- if and $ours $ofPools $overlaps (ne .metadata.name $own) -}}
+{{- $after := empty $there | ternary "all namespaces" (printf "namespace %s" $there) -}}
+{{- $other = printf "release %s in namespace %s looks after %s" (get $labels "app.kubernetes.io/instance") (get $account "namespace") $after -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $other -}}

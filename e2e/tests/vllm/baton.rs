@@ -9,12 +9,19 @@ use baton_e2e::vllm::{Changed, Server, Vllm};
 use baton_e2e::{told, wait};
 
 use super::equal::{self, Question, ask, prompt, same};
-use super::odd;
+use super::gated::Gated;
+use super::{aborts, deaths, events, odd};
 
 /// Prefill workers' daemons flip a byte of the third block that they send: the first hand-off has at least so many.
 const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
 /// A step computes eight blocks at most: a prompt of 600 words takes several, and its blocks are on their way before the last.
 const ARGS: &str = "--max-num-batched-tokens, \"256\"";
+/// So that an answer of minutes fits.
+const TEXTS: [(&str, &str); 3] = [
+    ("maxModelLength: 4096", "maxModelLength: 18432"),
+    ("\"400\"", "\"640\""),
+    ("blocks: 512", "blocks: 640"),
+];
 /// As in the example.
 const LEASE: Duration = Duration::from_secs(30);
 /// Longer than a lease, and than vLLM's own patience with a hand-off.
@@ -25,8 +32,8 @@ const SETTLED: Duration = Duration::from_secs(90);
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let changed = Changed {
         arguments: ARGS,
+        texts: &TEXTS,
         variables: &[FAULT],
-        ..Changed::default()
     };
     let fleet = vllm.pair("vllm-cpu-baton-connector.yaml", changed).await?;
     a_flipped_byte_is_computed_anew(&fleet).await?;
@@ -36,7 +43,15 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     an_expired_lease_is_not_read(&fleet).await?;
     told("a lease expired before it was read, and the prompt was computed anew");
     odd::requests_answer_as_they_do_directly(&fleet, &[None, Some("Disaggregated")]).await?;
+    events::a_reset_is_followed(&fleet, 52).await?;
+    events::an_eviction_storm_is_followed(&fleet, 200).await?;
     nothing_is_held(&fleet).await?;
+    let gated = Gated::over(&fleet).await?;
+    aborts::in_each_phase(&fleet, &gated).await?;
+    nothing_is_held(&fleet).await?;
+    deaths::of_either_that_hands_over(&fleet, &gated).await?;
+    nothing_is_held(&fleet).await?;
+    drop(gated);
     fleet.end().await
 }
 

@@ -1,4 +1,4 @@
-//! The server that prefills dies and comes back, with vLLM's own connector: as another one, which is not paired, and as it was.
+//! The server that prefills dies and comes back: as another one, which is not paired, and as it was; or only the daemon beside it dies.
 
 use std::time::Duration;
 
@@ -20,8 +20,7 @@ use super::gated::Gated;
 const BACK: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
 const ENGINE: &str = "prefill-0-engine";
-/// What `baton up` says of it.
-const RESTARTED: &str = "prefill-0-engine was ended by signal 9, it is started again";
+const DAEMON: &str = "prefill-0";
 
 /// # Errors
 /// What does not hold.
@@ -32,19 +31,14 @@ pub(crate) async fn of_the_server_that_prefills(
 ) -> Result<()> {
     // What it is started with the next time.
     vllm.later_flags("--block-size 64")?;
-    let first = killed_between_the_legs(fleet, gated).await?;
+    let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
     nobody_prefills(fleet, gated, 510).await?;
     let second = back(gated, &first).await?;
     another_block_size_is_not_paired(fleet, gated).await?;
 
     vllm.later_flags("")?;
-    kill(fleet).await?;
-    let third = back(gated, &second).await?;
-    ensure!(
-        third["blocks"]["cached"] == 0,
-        "blocks of a server that has ended are credited: {third}"
-    );
-    gated.hands_over(fleet, 530..580).await?;
+    kill(fleet, ENGINE).await?;
+    comes_back_empty(fleet, gated, &second).await?;
     its_prompts_are_credited(fleet, gated).await?;
     told(
         "the server that prefilled was killed and came back, under other flags unpaired, and as before in use",
@@ -52,18 +46,67 @@ pub(crate) async fn of_the_server_that_prefills(
     Ok(())
 }
 
-/// It has answered its leg, and the decode leg waits at the gate.
-async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> {
-    let question = Question::completion(prompt(500, 60));
+/// With Baton's connector, whose blocks the daemon keeps: the server dies, and comes back as it was; then the daemon alone.
+///
+/// # Errors
+/// What does not hold.
+pub(crate) async fn of_either_that_hands_over(fleet: &Fleet, gated: &Gated) -> Result<()> {
+    let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
+    comes_back_empty(fleet, gated, &first).await?;
+    killed_between_the_legs(fleet, gated, DAEMON, 501).await?;
+    // The plug-in finds the daemon that was started in its place, and the fleet's own router both.
+    let mut numbers = 540..600;
+    wait::until("a prompt is handed over", SOON, async || {
+        let words = |error: anyhow::Error| format!("{error:#}");
+        let number = numbers.next().ok_or("no question is left")?;
+        let question = Question::completion(prompt(number, 40));
+        let asked = Box::pin(ask(&fleet.api, &question, super::gated::REMOTE));
+        let through = asked.await.map_err(words)?;
+        if let Err(wrong) = is_right(fleet, &question, &through).await {
+            return Ok(Err(wrong));
+        }
+        let run = through.run().map_err(words)?;
+        let record = Record::of(&fleet.admin, run).await.map_err(words)?;
+        match record.kind() {
+            Ok("Remote") if record.0["fallback"].is_null() => Ok(Ok(())),
+            _ => Err(record.text("explanation").to_owned()),
+        }
+    })
+    .await??;
+    told(
+        "the server that prefilled was killed and came back, and so was the daemon that kept its blocks",
+    );
+    Ok(())
+}
+
+/// Another life of it is there after `before`; nothing that the former had cached is credited, and prompts are handed over.
+async fn comes_back_empty(fleet: &Fleet, gated: &Gated, before: &Value) -> Result<()> {
+    let now = back(gated, before).await?;
+    ensure!(
+        now["blocks"]["cached"] == 0,
+        "blocks of a server that has ended are credited: {now}"
+    );
+    gated.hands_over(fleet, 530..580).await.map(|_| ())
+}
+
+/// It has answered its leg, and the decode leg waits at the gate. What the router knew of its worker before.
+async fn killed_between_the_legs(
+    fleet: &Fleet,
+    gated: &Gated,
+    name: &str,
+    number: usize,
+) -> Result<Value> {
+    let question = Question::completion(prompt(number, 60));
     let before = prefill(gated).await?;
     gated.decode.hold(Held::Requests);
     let hold = async {
         gated.decode.has_caught(1).await?;
-        kill(fleet).await?;
+        kill(fleet, name).await?;
         gated.decode.hold(Held::Nothing);
         anyhow::Ok(())
     };
-    let said = fleet.notes().matches(RESTARTED).count();
+    let restarted = format!("{name} was ended by signal 9, it is started again");
+    let said = fleet.notes().matches(&restarted).count();
     let (through, held) = tokio::join!(gated.ask(&question), hold);
     held?;
     let through = through?;
@@ -77,7 +120,7 @@ async fn killed_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<Value> 
     ensure!(failed.as_u64() >= Some(1), "{}", record.0);
     gated.counts("baton_engine_failed_transfers_total").await?;
     let notes = fleet.notes();
-    ensure!(notes.matches(RESTARTED).count() > said, "{notes}");
+    ensure!(notes.matches(&restarted).count() > said, "{notes}");
     Ok(before)
 }
 
@@ -160,14 +203,12 @@ async fn is_right(fleet: &Fleet, question: &Question, through: &Answered) -> Res
 }
 
 /// With all its processes, which `baton up` ends after their leader.
-async fn kill(fleet: &Fleet) -> Result<()> {
-    let Started { pid, .. } = fleet.named(ENGINE)?;
+async fn kill(fleet: &Fleet, name: &str) -> Result<()> {
+    let Started { pid, .. } = fleet.named(name)?;
     signal_process(pid, Signal::KILL);
-    wait::until("the server has ended", SOON, async || {
-        match fleet.named(ENGINE) {
-            Ok(engine) if engine.pid == pid => Err(format!("{engine:?}")),
-            _ => Ok(()),
-        }
+    wait::until("it has ended", SOON, async || match fleet.named(name) {
+        Ok(process) if process.pid == pid => Err(format!("{process:?}")),
+        _ => Ok(()),
     })
     .await
 }

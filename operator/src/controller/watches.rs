@@ -19,11 +19,13 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::cause::innermost;
 use crate::metrics::{KindLabels, Metrics};
 
+/// HTTP's Gone.
+const EXPIRED: u16 = 410;
 /// A watch that is cut after so long without a fault is said to be. It may have been open meanwhile, and have had nothing to tell; the
 /// pauses between two tries are shorter.
 const SAID_AGAIN_AFTER: Duration = Duration::from_secs(120);
@@ -78,18 +80,23 @@ pub async fn follow<K>(
             // The stream of a watcher does not end.
             None => return,
             Some(Err(error)) => {
-                metrics
-                    .watch_errors
-                    .get_or_create(&KindLabels { kind })
-                    .inc();
-                let now = Instant::now();
-                let before = fault.replace(now);
-                if before.is_none_or(|last| now.duration_since(last) > SAID_AGAIN_AFTER) {
-                    warn!(
-                        kind,
-                        error = innermost(&error),
-                        "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed"
-                    );
+                if is_expired(&error) {
+                    // The server no longer knows how its objects came to be as they are: nobody has to mend anything.
+                    debug!(kind, "the watch is too old: listing anew");
+                } else {
+                    metrics
+                        .watch_errors
+                        .get_or_create(&KindLabels { kind })
+                        .inc();
+                    let now = Instant::now();
+                    let before = fault.replace(now);
+                    if before.is_none_or(|last| now.duration_since(last) > SAID_AGAIN_AFTER) {
+                        warn!(
+                            kind,
+                            error = innermost(&error),
+                            "watch is cut, trying on: check the API server, the operator's ClusterRole and that the chart baton-crds is installed"
+                        );
+                    }
                 }
                 let pause = pauses.next().unwrap_or_default();
                 tokio::select! {
@@ -107,6 +114,16 @@ pub async fn follow<K>(
                 take(&store, &mut writer, &types, &event, &mut changed);
             }
         }
+    }
+}
+
+fn is_expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code == EXPIRED,
+        _ => false,
     }
 }
 
@@ -153,16 +170,17 @@ mod tests {
     use super::*;
     use crate::controller::imagined;
 
-    /// How often the API server is asked in so long, where it answers so.
-    async fn tries(within: Duration, answer: fn() -> (u16, serde_json::Value)) -> u32 {
+    /// How often the API server is asked in so long where it answers so, and how many of those count as errors.
+    async fn tries(within: Duration, answer: fn() -> (u16, serde_json::Value)) -> (u32, u64) {
         let count = Arc::new(AtomicU32::new(0));
         let counts = Arc::clone(&count);
         let client = imagined::client(move |_, _, _| {
             counts.fetch_add(1, Ordering::Relaxed);
             answer()
         });
+        let metrics: Arc<Metrics> = Arc::default();
         let process = Process {
-            metrics: Arc::default(),
+            metrics: Arc::clone(&metrics),
             stop: CancellationToken::new(),
         };
         let pods: Api<Pod> = Api::all(client);
@@ -170,7 +188,11 @@ mod tests {
         let follow = follow("Pod", pods, config, Writer::new(()), (), process, |_| {});
         let ended = tokio::time::timeout(within, follow).await;
         assert!(ended.is_err(), "a watch does not end by itself");
-        count.load(Ordering::Relaxed)
+        let errors = metrics
+            .watch_errors
+            .get_or_create(&KindLabels { kind: "Pod" })
+            .get();
+        (count.load(Ordering::Relaxed), errors)
     }
 
     /// Whoever lists once a second is one of hundreds that do when an API server can bear it least.
@@ -182,7 +204,20 @@ mod tests {
                 json!("the server could not find the requested resource"),
             )
         };
-        let tries = tries(Duration::from_secs(600), refused).await;
+        let (tries, errors) = tries(Duration::from_secs(600), refused).await;
         assert!((8..40).contains(&tries), "{tries} in ten minutes");
+        assert_eq!(errors, u64::from(tries));
+    }
+
+    /// An etcd that was compacted is no fault of anybody's.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_too_old_is_no_error() {
+        let expired = || {
+            let status = json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"});
+            (410, status)
+        };
+        let (tries, errors) = tries(Duration::from_secs(600), expired).await;
+        assert!((8..40).contains(&tries), "{tries} in ten minutes");
+        assert_eq!(errors, 0);
     }
 }

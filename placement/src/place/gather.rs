@@ -276,9 +276,10 @@ impl Gatherer<'_> {
             return 0;
         }
         let blocks = self.request.hits.depth(workers.slot[worker]);
-        blocks
-            .saturating_mul(workers.block_size[worker])
-            .min(self.request.tokens.saturating_sub(1))
+        let block_size = workers.block_size[worker];
+        // The last token is computed wherever the prompt is, and with it its block: engines hit whole blocks only.
+        let usable = self.request.tokens.saturating_sub(1) / block_size;
+        blocks.min(usable).saturating_mul(block_size)
     }
 
     fn blocks_free(&self, worker: WorkerIndex) -> u32 {

@@ -102,8 +102,9 @@ impl<'a> Reference<'a> {
         if NOW - worker.indexed_at > self.policy.cache.stale_after_milliseconds {
             return 0.0;
         }
-        let tokens = self.request.hits.depth(worker.slot) * worker.block_size;
-        f64::from(tokens.min(self.request.tokens - 1))
+        let depth = f64::from(self.request.hits.depth(worker.slot));
+        let block = f64::from(worker.block_size);
+        depth.min((f64::from(self.request.tokens - 1) / block).floor()) * block
     }
 
     /// (wall, extra, first step, tokens of the last chunk) of a prompt.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_placement::record::RunStatus;
 use baton_protocol::ids::{Incarnation, WorkerId};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
 use crate::fleet::Workers;
@@ -14,7 +14,6 @@ use crate::records::build::Material;
 /// The first report after an answer may have been made before its end; daemons report once a second at least.
 const REPORTS: u64 = 2;
 const WITHIN: Duration = Duration::from_secs(3);
-const LOOK: Duration = Duration::from_millis(50);
 /// A worker that has not reported for as long is not waited for.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -64,16 +63,17 @@ impl Fetch {
     /// Once the answer has ended: how far the counter has risen, if the worker says so in time.
     async fn ended(&self, workers: &Workers) -> Option<u64> {
         let first = self.report(workers)?;
+        let reported = workers.reported(&self.worker)?;
         let until = Instant::now() + WITHIN;
         loop {
+            // Before the look: a report in between is then not waited for.
+            let next = reported.notified();
             let report = self.report(workers)?;
             if report.failed > 0 || report.sequence >= first.sequence.saturating_add(REPORTS) {
                 return Some(report.failed);
             }
-            if report.age > SILENT || Instant::now() >= until {
-                return None;
-            }
-            sleep(LOOK).await;
+            let silent = Instant::now() + SILENT.checked_sub(report.age)?;
+            timeout_at(until.min(silent), next).await.ok()?;
         }
     }
 }

@@ -118,6 +118,8 @@ pub struct Tracked {
     card_doubted: bool,
     /// Told when it is doubted, for whoever holds the stream.
     doubted: Arc<Notify>,
+    /// Told of each report of its load.
+    reported: Arc<Notify>,
 }
 
 impl Tracked {
@@ -143,12 +145,18 @@ impl Tracked {
             cache: Cache::Empty,
             card_doubted: false,
             doubted: Arc::default(),
+            reported: Arc::default(),
         }
     }
 
     /// Told when the stream is to be opened anew.
     pub fn doubted(&self) -> Arc<Notify> {
         self.doubted.clone()
+    }
+
+    /// Told of each report of its load.
+    pub fn reported(&self) -> Arc<Notify> {
+        self.reported.clone()
     }
 
     /// What the worker says of itself is not what its card says: the card is to be read again.
@@ -375,6 +383,7 @@ impl Tracked {
                 self.draining = load.draining;
                 self.load = Some(load);
                 self.load_at = now;
+                self.reported.notify_waiters();
                 Ok(Change::Load { load_sequence })
             }
             Event::Coefficients(coefficients) => {

@@ -45,11 +45,10 @@ impl Engine {
             reservation = Some(reserved);
             self.scheduler.hold(submission);
         } else {
-            let cached = self
-                .sequences
-                .pool
-                .cached_tokens(&sequence.history, &sequence.request.scope)
-                .min(tokens.saturating_sub(1));
+            let cached = self.sequences.pool.cached_tokens(
+                &sequence.history[..tokens.saturating_sub(1)],
+                &sequence.request.scope,
+            );
             submission.expected_cached = cached;
             sequence.admission.cached_tokens = cached;
             sequence.admission.blocks = geometry.blocks_for(tokens);
