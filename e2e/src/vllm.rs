@@ -79,9 +79,7 @@ impl Vllm {
     pub fn long_text(&self, bytes: usize) -> Result<String> {
         /// Before a word that follows a space.
         const SPACE: char = 'Ġ';
-        let file = self.model.join("tokenizer.json");
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let tokenizer: Value = serde_json::from_str(&text)?;
+        let tokenizer = self.vocabulary()?;
         let vocabulary = tokenizer["model"]["vocab"].as_object();
         let mut words: Vec<&str> = vocabulary
             .context("the tokenizer has no vocabulary")?
@@ -101,6 +99,42 @@ impl Vllm {
             text.push_str(word);
         }
         Ok(text)
+    }
+
+    /// The number of a token of the model's vocabulary.
+    ///
+    /// # Errors
+    /// It has none of that name.
+    pub fn token(&self, name: &str) -> Result<u64> {
+        let token = self.vocabulary()?["model"]["vocab"][name].as_u64();
+        token.with_context(|| format!("the tokenizer has no token {name}"))
+    }
+
+    fn vocabulary(&self) -> Result<Value> {
+        let file = self.model.join("tokenizer.json");
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Servers that start from now on find a model of other weights where theirs was, until [`Self::own_weights`].
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn other_weights(&self) -> Result<()> {
+        let (own, other) = (self.folder.path().join("own"), &self.model);
+        std::fs::rename(other, own)?;
+        well(&run(&["model", crate::fleet::path(other)?, "--seed", "1"])?)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// They are where they were.
+    pub fn own_weights(&self) -> Result<()> {
+        std::fs::remove_dir_all(&self.model)?;
+        Ok(std::fs::rename(
+            self.folder.path().join("own"),
+            &self.model,
+        )?)
     }
 
     /// The fleet of an example: one server that prefills, one that decodes, each with its daemon.

@@ -73,6 +73,31 @@ async fn before_the_first_token(gated: &Gated, decode: &Server) -> Result<()> {
     has_stopped(decode, before).await
 }
 
+/// Whoever has the KV does not answer: the server that decodes waits for it.
+///
+/// # Errors
+/// What does not hold.
+pub(crate) async fn while_kv_is_fetched(fleet: &Fleet, gated: &Gated, from: &str) -> Result<()> {
+    let (prefill, decode) = (Server::of(fleet, "prefill")?, Server::of(fleet, "decode")?);
+    let before = ended(&decode).await?;
+    gated.decode.hold(Held::Requests);
+    let mut frozen = None;
+    let question = Question::completion(prompt(314, 40));
+    let waits = async {
+        gated.decode.has_caught(1).await?;
+        frozen = Some(fleet.freeze(fleet.named(from)?));
+        gated.decode.hold(Held::Nothing);
+        has_requests(&decode).await
+    };
+    let record = gated.hung_up(&question, "left-while-fetched", waits).await;
+    gated.decode.hold(Held::Nothing);
+    is_cancelled(&record?, &["kv_published"], &["streaming"])?;
+    has_stopped(&decode, before).await?;
+    drop(frozen);
+    told("a client left while its KV was fetched, and nothing waits for it");
+    next_is_right(gated, &prefill, &decode, 304).await
+}
+
 async fn within_the_stream(gated: &Gated, decode: &Server) -> Result<()> {
     let before = ended(decode).await?;
     let mut events = gated.open(&endless(313), "left-in-stream").await?;

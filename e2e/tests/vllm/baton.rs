@@ -12,6 +12,7 @@ use super::equal::{self, Question, ask, prompt, same};
 use super::gated::Gated;
 use super::{aborts, deaths, events, odd};
 
+const EXAMPLE: &str = "vllm-cpu-baton-connector.yaml";
 /// Prefill workers' daemons flip a byte of the third block that they send: the first hand-off has at least so many.
 const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
 /// A step computes eight blocks at most: a prompt of 600 words takes several, and its blocks are on their way before the last.
@@ -30,26 +31,32 @@ const SETTLED: Duration = Duration::from_secs(90);
 /// # Errors
 /// What does not hold.
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
-    let changed = Changed {
+    let mut changed = Changed {
         arguments: ARGS,
         texts: &TEXTS,
         variables: &[FAULT],
     };
-    let fleet = vllm.pair("vllm-cpu-baton-connector.yaml", changed).await?;
+    let fleet = vllm.pair(EXAMPLE, changed).await?;
     a_flipped_byte_is_computed_anew(&fleet).await?;
     told("a flipped byte was found, and the prompt computed anew");
+    fleet.end().await?;
+    // What sends wrong blocks on purpose has no memory to share.
+    changed.variables = &[];
+    let fleet = vllm.pair(EXAMPLE, changed).await?;
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
+    memory_is_shared(&fleet).await?;
     equal::a_repeated_prompt_is_credited(&fleet, 50).await?;
     an_expired_lease_is_not_read(&fleet).await?;
     told("a lease expired before it was read, and the prompt was computed anew");
-    odd::requests_answer_as_they_do_directly(&fleet, &[None, Some("Disaggregated")]).await?;
+    odd::requests_answer_as_they_do_directly(vllm, &fleet, &[None, Some("Disaggregated")]).await?;
     events::a_reset_is_followed(&fleet, 52).await?;
     events::an_eviction_storm_is_followed(&fleet, 200).await?;
     nothing_is_held(&fleet).await?;
     let gated = Gated::over(&fleet).await?;
     aborts::in_each_phase(&fleet, &gated).await?;
+    aborts::while_kv_is_fetched(&fleet, &gated, "prefill-0").await?;
     nothing_is_held(&fleet).await?;
-    deaths::of_either_that_hands_over(&fleet, &gated).await?;
+    deaths::of_either_that_hands_over(vllm, &fleet, &gated).await?;
     nothing_is_held(&fleet).await?;
     drop(gated);
     fleet.end().await
@@ -77,6 +84,19 @@ async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
         log.contains("checksum-mismatch"),
         "the daemon does not tell of it: {log}"
     );
+    Ok(())
+}
+
+/// The first transport that the example names is the one in use.
+async fn memory_is_shared(fleet: &Fleet) -> Result<()> {
+    for worker in fleet.workers(None).await? {
+        let notices = worker["notices"].to_string();
+        ensure!(!notices.contains("Shm"), "{notices}");
+    }
+    for name in ["prefill-0", "decode-0"] {
+        let log = std::fs::read_to_string(fleet.state().join(format!("logs/{name}.log")))?;
+        ensure!(!log.contains("Shm is not offered"), "{log}");
+    }
     Ok(())
 }
 

@@ -30,11 +30,11 @@ pub(crate) async fn of_the_server_that_prefills(
     gated: &Gated,
 ) -> Result<()> {
     // What it is started with the next time.
-    vllm.later_flags("--block-size 64")?;
+    vllm.later_flags("--block-size 64 --dtype bfloat16")?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
     nobody_prefills(fleet, gated, 510).await?;
     let second = back(gated, &first).await?;
-    another_block_size_is_not_paired(fleet, gated).await?;
+    another_is_not_paired(fleet, gated, 520, &["lockSize", "vDtype"]).await?;
 
     vllm.later_flags("")?;
     kill(fleet, ENGINE).await?;
@@ -46,13 +46,24 @@ pub(crate) async fn of_the_server_that_prefills(
     Ok(())
 }
 
-/// With Baton's connector, whose blocks the daemon keeps: the server dies, and comes back as it was; then the daemon alone.
+/// With Baton's connector, whose blocks the daemon keeps: the server dies, comes back with other weights, then as it was; then the
+/// daemon alone dies.
 ///
 /// # Errors
 /// What does not hold.
-pub(crate) async fn of_either_that_hands_over(fleet: &Fleet, gated: &Gated) -> Result<()> {
+pub(crate) async fn of_either_that_hands_over(
+    vllm: &Vllm,
+    fleet: &Fleet,
+    gated: &Gated,
+) -> Result<()> {
+    vllm.other_weights()?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
-    comes_back_empty(fleet, gated, &first).await?;
+    let second = back(gated, &first).await?;
+    another_is_not_paired(fleet, gated, 520, &["identity.weights"]).await?;
+    vllm.own_weights()?;
+    kill(fleet, ENGINE).await?;
+    comes_back_empty(fleet, gated, &second).await?;
+    its_prompts_are_credited(fleet, gated).await?;
     killed_between_the_legs(fleet, gated, DAEMON, 501).await?;
     // The plug-in finds the daemon that was started in its place, and the fleet's own router both.
     let mut numbers = 540..600;
@@ -139,17 +150,24 @@ async fn nobody_prefills(fleet: &Fleet, gated: &Gated, number: usize) -> Result<
     is_local(&record)
 }
 
-async fn another_block_size_is_not_paired(fleet: &Fleet, gated: &Gated) -> Result<()> {
+/// What came back in its place differs in these fields.
+async fn another_is_not_paired(
+    fleet: &Fleet,
+    gated: &Gated,
+    number: usize,
+    fields: &[&str],
+) -> Result<()> {
     let view = gated.router.view().await?;
     let pairs = view["pairs"].as_array().context("pairs")?;
     let differs = |pair: &&Value| {
-        pair["compatible"] == false && pair["differences"].to_string().contains("lockSize")
+        let named = pair["differences"].to_string();
+        pair["compatible"] == false && fields.iter().all(|field| named.contains(field))
     };
     ensure!(
         pairs.iter().any(|pair| differs(&pair)),
-        "the field is not named: {pairs:?}"
+        "not all of {fields:?} are named: {pairs:?}"
     );
-    let question = Question::completion(prompt(520, 40));
+    let question = Question::completion(prompt(number, 40));
     let through = gated.ask(&question).await?;
     is_right(fleet, &question, &through).await?;
     let record = gated.record(&through).await?;

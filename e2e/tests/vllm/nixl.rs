@@ -9,7 +9,7 @@ use baton_e2e::vllm::{Changed, Server, Vllm};
 
 use super::equal::{self, Question, ask, same};
 use super::gated::Gated;
-use super::{aborts, deaths, events, leases};
+use super::{aborts, deaths, events, leases, odd};
 
 /// A prompt of 200 KB fits, and little more: of 16,600 tokens where each has twelve letters.
 const TEXTS: [(&str, &str); 2] = [
@@ -31,6 +31,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let fleet = vllm.pair("vllm-cpu.yaml", changed).await?;
     equal::handed_over_or_not(&fleet, "EngineTrusted", &[60, 300]).await?;
     the_connector_says_so(&fleet).await?;
+    odd::requests_answer_as_they_do_directly(vllm, &fleet, &[Some("Disaggregated")]).await?;
     events::a_reset_is_followed(&fleet, 51).await?;
     events::an_eviction_storm_is_followed(&fleet, 200).await?;
     a_large_prompt_is_handed_over(vllm, &fleet).await?;

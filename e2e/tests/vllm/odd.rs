@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::told;
-use baton_e2e::vllm::Server;
+use baton_e2e::vllm::{Server, Vllm};
 use serde_json::{Value, json};
 
 use super::equal::{Answered, CHAT, COMPLETIONS, Question, ask, prompt, same};
@@ -20,13 +20,30 @@ fn schema() -> Value {
     json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": object}})
 }
 
+const FOREIGN: &str = "an answer that is not ASCII";
+
 /// Everything odd, by name.
-fn questions() -> Vec<(&'static str, Question)> {
+fn questions(vllm: &Vllm) -> Result<Vec<(&'static str, Question)>> {
     let chat = || Question::chat(&prompt(1000, 60));
     let completion = || Question::completion(prompt(1001, 60));
     let unicode = "水光は é ü ß 🙂 ".repeat(40);
     let ids: Vec<u32> = (0..200).map(|index| 100 + index * 13 % 3000).collect();
-    vec![
+    // The bytes of é, each a token of its own.
+    let mut bytes = json!({});
+    for token in ["Ã", "©"] {
+        bytes[vllm.token(token)?.to_string()] = 100.into();
+    }
+    let foreign = || completion().with("logit_bias", bytes.clone());
+    Ok(vec![
+        (FOREIGN, foreign()),
+        ("the same, streamed", foreign().with("stream", true)),
+        (
+            "a tool, whichever, streamed",
+            chat()
+                .with("tools", tools())
+                .with("tool_choice", "required")
+                .with("stream", true),
+        ),
         (
             "a tool that must be called",
             chat().with("tools", tools()).with(
@@ -111,7 +128,7 @@ fn questions() -> Vec<(&'static str, Question)> {
                 body: json!({"model": "tiny", "max_tokens": 2}),
             },
         ),
-    ]
+    ])
 }
 
 /// Asks all of them directly and through Baton, in the modes given.
@@ -119,15 +136,18 @@ fn questions() -> Vec<(&'static str, Question)> {
 /// # Errors
 /// All that differ.
 pub(crate) async fn requests_answer_as_they_do_directly(
+    vllm: &Vllm,
     fleet: &Fleet,
     modes: &[Option<&str>],
 ) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
     let mut wrong = Vec::new();
     let mut count = 0;
-    for (name, question) in questions() {
+    for (name, question) in questions(vllm)? {
         let direct =
             without_call_ids(ask(&decode.client, &question.clone().salted("direct"), None).await?);
+        let ascii = direct.body["choices"].to_string().is_ascii();
+        ensure!(name != FOREIGN || !ascii, "{name}: {}", direct.body);
         for mode in modes {
             count += 1;
             let salted = question.clone().salted(mode.unwrap_or("none"));
