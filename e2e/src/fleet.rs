@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use crate::binaries::repository;
 use crate::disaster::is_fresh;
 use crate::http::Client;
+use crate::idle;
 use crate::manifest::Manifest;
 use crate::metrics::Metrics;
 use crate::process::{Process, runs, signal_process, tail};
@@ -25,6 +26,9 @@ const READY: Duration = Duration::from_secs(300);
 
 /// A clean end takes less: drains and a few processes, real servers of engines among them.
 const ENDED: Duration = Duration::from_secs(90);
+
+/// All metrics of a fleet are read within this, unless a process is frozen: it takes a connection and never answers.
+const METRICS: Duration = Duration::from_secs(10);
 
 /// One `baton up`. Call [`Fleet::end`] at the end of a test: what is dropped before prints what the processes wrote.
 #[derive(Debug)]
@@ -225,7 +229,19 @@ impl Fleet {
         Metrics::parse(&self.admin.get("/metrics").await?.well()?.text())
     }
 
-    /// Waits until no worker runs, queues, leases or quarantines anything, as every worker itself has just reported.
+    /// The metrics of a worker that `baton up` has started, as its own process says them.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub async fn worker_metrics(&self, name: &str) -> Result<Metrics> {
+        let file = self.state().join("logs").join(format!("{name}.log"));
+        let log = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let admin = admin_of(&log).with_context(|| format!("{name} says no address: {log}"))?;
+        Metrics::parse(&Client::new(admin).get("/metrics").await?.well()?.text())
+    }
+
+    /// Waits until no worker runs, queues, leases or quarantines anything and the router serves nobody: as every worker has just reported
+    /// it to the router, and by each one's own metrics.
     ///
     /// # Errors
     /// Something is left after that time, or a block was leaked.
@@ -237,14 +253,35 @@ impl Fleet {
                 .map_err(|error| error.to_string())?;
             let stale = workers.iter().filter(|worker| !is_fresh(worker));
             let stale = stale.map(|worker| format!("{}: no fresh report: {worker}", worker["id"]));
-            let busy: Vec<String> = workers.iter().filter_map(occupied).chain(stale).collect();
-            if busy.is_empty() && !workers.is_empty() {
-                Ok(())
-            } else {
-                Err(busy.join("; "))
+            let occupied = workers.iter().filter_map(idle::occupied);
+            let busy: Vec<String> = occupied.chain(stale).collect();
+            if !busy.is_empty() || workers.is_empty() {
+                return Err(busy.join("; "));
             }
+            tokio::time::timeout(METRICS, self.says_idle())
+                .await
+                .map_err(|_| format!("metrics are not read within {METRICS:?}"))?
+                .map_err(|error| format!("{error:#}"))
         })
         .await
+    }
+
+    /// That each process says so itself.
+    async fn says_idle(&self) -> Result<()> {
+        idle::router(&self.metrics().await?).context("router")?;
+        let processes = self.processes()?;
+        let mut workers = processes
+            .iter()
+            .filter(|process| matches!(process.role.as_str(), "prefill" | "decode"))
+            .peekable();
+        ensure!(workers.peek().is_some(), "no workers in {processes:?}");
+        for worker in workers {
+            let metrics = self.worker_metrics(&worker.name).await;
+            metrics
+                .and_then(|metrics| idle::worker(&metrics))
+                .with_context(|| worker.name.clone())?;
+        }
+        Ok(())
     }
 
     /// What `baton up` has told the person who started it.
@@ -304,26 +341,6 @@ impl Drop for Fleet {
     }
 }
 
-/// What a worker of `/v1/fleet` still holds, or nothing.
-fn occupied(worker: &Value) -> Option<String> {
-    let count = |value: &Value| value.as_u64();
-    let blocks = &worker["blocks"];
-    let held = [
-        ("runningSequences", count(&worker["runningSequences"])),
-        ("queuedTokens", count(&worker["queuedTokens"])),
-        ("active", count(&blocks["active"])),
-        ("leased", count(&blocks["leased"])),
-        ("quarantined", count(&blocks["quarantined"])),
-        ("leaked", count(&blocks["leaked"])),
-    ];
-    let what: Vec<String> = held
-        .iter()
-        .filter(|(_, value)| *value != Some(0))
-        .map(|(name, value)| format!("{name} {value:?}"))
-        .collect();
-    (!what.is_empty()).then(|| format!("{}: {}", worker["id"], what.join(", ")))
-}
-
 /// Addresses in the line `ready http://HOST:PORT admin http://HOST:PORT`.
 fn ready_line(output: &str) -> Option<(SocketAddr, SocketAddr)> {
     let line = output
@@ -332,6 +349,14 @@ fn ready_line(output: &str) -> Option<(SocketAddr, SocketAddr)> {
     let (api, admin) = line.split_once(" admin ")?;
     let address = |url: &str| url.trim().strip_prefix("http://")?.parse().ok();
     Some((address(api)?, address(admin)?))
+}
+
+/// The admin address in the last line `listening control ADDRESS transfer ADDRESS admin ADDRESS` of a worker's log.
+fn admin_of(log: &str) -> Option<SocketAddr> {
+    let mut lines = log.lines().rev();
+    let line = lines.find(|line| line.starts_with("listening control "))?;
+    let (_, admin) = line.rsplit_once(" admin ")?;
+    admin.trim().parse().ok()
 }
 
 /// The ends of all logs of a state directory.
@@ -370,13 +395,14 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_without_its_counts_is_not_idle() {
-        let idle = serde_json::json!({"id": "w", "runningSequences": 0, "queuedTokens": 0,
-            "blocks": {"active": 0, "leased": 0, "quarantined": 0, "leaked": 0}});
-        assert_eq!(occupied(&idle), None);
-        let mut leased = idle;
-        leased["blocks"]["leased"] = 3.into();
-        assert!(occupied(&leased).unwrap().contains("leased Some(3)"));
-        assert!(occupied(&serde_json::json!({"id": "w"})).is_some());
+    fn a_worker_is_asked_where_it_listens_now() {
+        let line = |port: u16| format!("listening control h:1 transfer - admin 127.0.0.1:{port}\n");
+        let log = format!(
+            "INFO serving\n{}WARN a word\n{}INFO more\n",
+            line(7),
+            line(8)
+        );
+        assert_eq!(admin_of(&log).map(|address| address.port()), Some(8));
+        assert_eq!(admin_of("INFO serving\n"), None);
     }
 }

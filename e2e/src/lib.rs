@@ -7,7 +7,7 @@
 //! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given. [`lone_router`]: a router beside it.
 //! - [`disaster`]: killing and freezing its processes. [`gate`]: holding what passes between a router and an engine.
 //! - [`http`]: a client that can hang up. [`openai`]: requests and answers. [`prompts`]: texts of known kinds.
-//! - [`record`]: decision records. [`metrics`]: what `/metrics` says.
+//! - [`record`]: decision records. [`metrics`]: what `/metrics` says. [`idle`]: what of it is zero where nothing runs.
 //! - [`simulated_network`]: router and workers under partitions, losses and crashes, by seed.
 //! - [`simulation`]: production engines and placement in simulated time.
 //! - [`cluster`]: a real Kubernetes.
@@ -22,6 +22,7 @@ pub mod disaster;
 pub mod fleet;
 pub mod gate;
 pub mod http;
+pub mod idle;
 pub mod interposer;
 pub mod lone_router;
 pub mod manifest;

@@ -1,6 +1,6 @@
 //! What `/metrics` says, by name and labels.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// One reading of all samples.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +41,18 @@ impl Metrics {
     /// The same, zero where a counter has no sample yet.
     pub fn count(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.sum(name, labels).unwrap_or(0.0)
+    }
+
+    /// That it is there, and zero.
+    ///
+    /// # Errors
+    /// It is another number, or absent, which says nothing.
+    pub fn zero(&self, name: &str, labels: &[(&str, &str)]) -> Result<()> {
+        match self.sum(name, labels) {
+            Some(0.0) => Ok(()),
+            Some(value) => bail!("{name} {labels:?} is {value}"),
+            None => bail!("{name} {labels:?} is absent"),
+        }
     }
 
     /// Values of a label over all samples of a name.

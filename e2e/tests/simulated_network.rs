@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use baton_e2e::simulated_network::hosts::Defect;
 use baton_e2e::simulated_network::plan::Plan;
 use baton_e2e::simulated_network::seeds::{Seeds, play_if_told};
+use baton_protocol::failure::{FailureClass, HandoffFailure};
 
 /// What `make test` plays.
 const SEEDS: u64 = 200;
@@ -60,6 +61,14 @@ fn no_seed_gives_a_wrong_token_a_stuck_run_or_a_leak() -> Result<()> {
         ] {
             ensure!(tally.of(what) > 0, "it never happened: {what}");
         }
+        // A remote plan is given up for what went wrong with its hand-off, and for a worker that was lost before it.
+        let fallbacks = |word: &str| tally.of(&format!("fallback: {word}"));
+        let handoffs = HandoffFailure::ALL.iter();
+        let handoffs: u64 = handoffs.map(|cause| fallbacks(cause.word())).sum();
+        ensure!(handoffs > 0, "no hand-off fell back");
+        let lost = [FailureClass::PrefillLost, FailureClass::DecodeLost];
+        let lost: u64 = lost.iter().map(|class| fallbacks(class.word())).sum();
+        ensure!(lost > 0, "no run fell back from a worker that was lost");
     }
     Ok(())
 }

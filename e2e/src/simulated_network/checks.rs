@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -11,6 +11,7 @@ use super::client::{self, Ended, Outcome};
 use super::hosts::Stage;
 use super::plan::RequestPlan;
 use super::{ROUTER, ports};
+use crate::idle;
 use crate::metrics::Metrics;
 
 /// Until all workers are known again: back-offs, silences and pings together take some seconds.
@@ -62,10 +63,7 @@ pub fn answer(outcome: &Outcome, bank: &Bank) -> Result<()> {
 /// It does not in time.
 pub async fn ready(stage: &Stage) -> Result<()> {
     until(KNOWN, async || {
-        let view = page(stage, ROUTER, "/v1/fleet").await?;
-        let view: Value = serde_json::from_str(&view)?;
-        let workers = view["workers"].as_array().cloned().unwrap_or_default();
-        for worker in &workers {
+        for worker in fleet(stage).await? {
             ensure!(
                 worker["state"] == "Ready",
                 "{} is {}",
@@ -73,12 +71,24 @@ pub async fn ready(stage: &Stage) -> Result<()> {
                 worker["state"]
             );
         }
-        ensure!(
-            workers.len() == stage.plan.workers.len(),
-            "{} workers",
-            workers.len()
-        );
         page(stage, ROUTER, "/readyz").await.map(drop)
+    })
+    .await
+}
+
+/// Waits until the router, too, knows that no worker holds anything.
+///
+/// # Errors
+/// It says that one does.
+pub async fn nothing_known(stage: &Stage) -> Result<()> {
+    until(KNOWN, async || {
+        let busy: Vec<String> = fleet(stage)
+            .await?
+            .iter()
+            .filter_map(idle::occupied)
+            .collect();
+        ensure!(busy.is_empty(), "the router says: {}", busy.join("; "));
+        Ok(())
     })
     .await
 }
@@ -100,17 +110,10 @@ pub async fn nothing_left(stage: &Stage) -> Result<()> {
                 looked.operations
             );
             let metrics = Metrics::parse(&page(stage, &name, "/metrics").await?)?;
-            for state in ["active", "leased", "quarantined", "leaked"] {
-                let blocks = metrics.count("baton_kv_blocks", &[("state", state)]);
-                ensure!(blocks == 0.0, "{name} says {blocks} blocks are {state}");
-            }
-            let leases = metrics.count("baton_leases", &[]);
-            ensure!(leases == 0.0, "{name} says {leases} leases");
+            idle::worker(&metrics).with_context(|| format!("{name} says"))?;
         }
         let metrics = Metrics::parse(&page(stage, ROUTER, "/metrics").await?)?;
-        let inflight = metrics.count("baton_inflight_requests", &[]);
-        ensure!(inflight == 0.0, "the router says {inflight} requests");
-        Ok(())
+        idle::router(&metrics).context("the router says")
     })
     .await?;
     for (name, looked) in stage.workers() {
@@ -123,8 +126,7 @@ pub async fn nothing_left(stage: &Stage) -> Result<()> {
     }
     let metrics = Metrics::parse(&page(stage, ROUTER, "/metrics").await?)?;
     for name in ["baton_illegal_events_total", "baton_record_overflow_total"] {
-        let count = metrics.count(name, &[]);
-        ensure!(count == 0.0, "{name} is {count}");
+        metrics.zero(name, &[])?;
     }
     Ok(())
 }
@@ -159,6 +161,21 @@ pub async fn serves(stage: &Stage, bank: &Bank) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// All workers, as the router sees them.
+async fn fleet(stage: &Stage) -> Result<Vec<Value>> {
+    let view = page(stage, ROUTER, "/v1/fleet").await?;
+    let mut view: Value = serde_json::from_str(&view)?;
+    let Value::Array(workers) = view["workers"].take() else {
+        bail!("no workers in {view}");
+    };
+    ensure!(
+        workers.len() == stage.plan.workers.len(),
+        "{} workers",
+        workers.len()
+    );
+    Ok(workers)
 }
 
 async fn page(stage: &Stage, host: &str, path: &str) -> Result<String> {

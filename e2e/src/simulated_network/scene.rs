@@ -262,6 +262,7 @@ impl Clients {
         checks::nothing_left(stage).await?;
         checks::ready(stage).await.context("after all was mended")?;
         checks::serves(stage, bank).await?;
-        checks::nothing_left(stage).await.context("at the end")
+        checks::nothing_left(stage).await.context("at the end")?;
+        checks::nothing_known(stage).await.context("at the end")
     }
 }
