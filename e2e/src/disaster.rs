@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fleet::{Fleet, Started};
 use crate::process::{runs, signal_process};
+use crate::record::Record;
 use crate::wait;
 
 /// A process is started again, registers, and is seen by the router within this.
@@ -15,6 +16,18 @@ const BACK: Duration = Duration::from_secs(60);
 
 /// Something of a fleet's worker shows within this.
 const SEEN: Duration = Duration::from_secs(20);
+
+/// What records and metrics call it when the worker that computes the prompt is lost: its own stream broke, or its reader noticed first.
+const PREFILL_LOST: [&str; 6] = [
+    "prefill-lost",
+    "source-lost",
+    "lease-gone",
+    "stale",
+    "partial",
+    "timeout",
+];
+/// The same for the worker that generates.
+const DECODE_LOST: [&str; 1] = ["decode-lost"];
 
 /// A process that was killed, and the incarnation that died with it if it was a worker.
 #[derive(Clone, Debug)]
@@ -106,6 +119,60 @@ impl Fleet {
             Ok(now)
         })
         .await
+    }
+
+    /// That a run's first plan was with this worker, that it was lost under it, and that the run went on without it. The record names the
+    /// cause where a remote plan was given up for a local one; why one worker took another's place is in the router's log.
+    ///
+    /// # Errors
+    /// It is otherwise.
+    pub fn lost(&self, record: &Record, worker: &Started) -> Result<()> {
+        let (role, name) = (worker.role.as_str(), worker.name.as_str());
+        let causes: &[&str] = match role {
+            "prefill" => &PREFILL_LOST,
+            _ => &DECODE_LOST,
+        };
+        let told = &record.0;
+        let first = record.chosen()?;
+        ensure!(first[role] == name, "{name} was not in it: {first}");
+        ensure!(record.attempts()? > 1, "it was not disturbed: {told}");
+        let fallback = &told["fallback"]["cause"];
+        ensure!(
+            fallback.is_null() || causes.iter().any(|cause| fallback == cause),
+            "given up for {fallback} when {name} was lost: {told}"
+        );
+        let later = told["laterDecisions"].as_array();
+        let later = later.into_iter().flatten().find_map(|later| {
+            let chosen = later["chosen"].as_u64()?;
+            later["candidates"].get(usize::try_from(chosen).ok()?)
+        });
+        ensure!(
+            later.is_some() || !fallback.is_null(),
+            "nothing says how it went on: {told}"
+        );
+        if let Some(later) = later {
+            ensure!(
+                later["prefill"] != name && later["decode"] != name,
+                "placed on {name} again: {later}"
+            );
+        }
+        let states = told["states"].as_array().context("no states")?;
+        let again = states
+            .iter()
+            .find(|entry| entry["attempt"] == 2 && entry["worker"] == name);
+        ensure!(again.is_none(), "{name} did it again: {told}");
+        let log = std::fs::read_to_string(self.state().join("logs/router.log"))?;
+        let run = record.text("run");
+        let of_run: Vec<&str> = log.lines().filter(|line| line.contains(run)).collect();
+        let named = [format!("worker {name} "), format!("worker {name}:")];
+        let is_told = of_run.iter().any(|line| {
+            let why = causes
+                .iter()
+                .any(|cause| line.contains(&format!("cause={cause:?}")));
+            why && named.iter().any(|name| line.contains(name.as_str()))
+        });
+        ensure!(is_told, "no word of {name} being lost: {of_run:?}");
+        Ok(())
     }
 
     /// Waits until some worker of a role is as described, and gives its process.

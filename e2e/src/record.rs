@@ -1,5 +1,6 @@
 //! Decision records: read from a router, checked against the tables of `protocol`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -122,6 +123,34 @@ impl Record {
                 serde_json::from_value(state["state"].clone())
                     .with_context(|| format!("unknown state {state}"))
             })
+            .collect()
+    }
+
+    /// Attempts that were begun.
+    ///
+    /// # Errors
+    /// A state without its attempt.
+    pub fn attempts(&self) -> Result<u64> {
+        let mut attempts = self.list("states")?.iter().map(|entry| {
+            let attempt = entry["attempt"].as_u64();
+            attempt.with_context(|| format!("attempt is missing in {entry}"))
+        });
+        attempts.try_fold(0, |most, attempt| Ok(most.max(attempt?)))
+    }
+
+    /// States up to the end of the first attempt.
+    ///
+    /// # Errors
+    /// One that is unknown.
+    pub fn first_attempt(&self) -> Result<BTreeSet<State>> {
+        self.list("states")?
+            .iter()
+            .filter(|entry| {
+                entry["attempt"]
+                    .as_u64()
+                    .is_some_and(|attempt| attempt <= 1)
+            })
+            .map(|entry| Ok(serde_json::from_value(entry["state"].clone())?))
             .collect()
     }
 

@@ -1,37 +1,56 @@
 //! A process that dies or freezes under a request: the answer is right all the same, the record says what happened, and nothing
 //! is held afterwards.
 
-use std::collections::BTreeSet;
+#[path = "kills/prefill.rs"]
+mod prefill;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use baton_e2e::fleet::Fleet;
+use baton_e2e::disaster::Frozen;
+use baton_e2e::fleet::{Fleet, Started};
 use baton_e2e::manifest::Manifest;
-use baton_e2e::openai::{Ask, Output};
+use baton_e2e::openai::{Ask, Completion, Output};
 use baton_e2e::record::Record;
-use baton_e2e::scenario;
+use baton_e2e::{scenario, wait};
 use baton_protocol::lifecycle::State;
 use serde_json::Value;
 
 /// Leases of the manifest last three seconds; a dead peer's connection is noticed within five.
 const SETTLED: Duration = Duration::from_secs(15);
+/// A moment of a run that is under way comes within this.
+const SEEN: Duration = Duration::from_secs(20);
 
 /// The policy's total deadline.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Three steps of prefill.
-const PROMPT: u32 = 5000;
-const OUTPUT: u32 = 40;
+/// Prompt tokens of one step of a simulated engine: a seventh of a second.
+const STEP: u32 = 2048;
+const STEPS: u32 = 11;
+const PROMPT: u32 = STEPS * STEP;
+/// Six tenths of a second.
+const OUTPUT: u32 = 60;
 
-/// Two of each, so that what one cannot finish another can.
-fn manifest() -> Manifest {
-    let timing = "prefillBaseMicroseconds: 1000, prefillPerTokenNanoseconds: 250000, decodeBaseMicroseconds: 10000, seed: 1";
+/// What moves KV between processes of one machine, where nothing else is asked for.
+const SHM: &str = "Shm";
+const TCP: &str = "Tcp";
+
+/// Two of each, so that what one cannot finish another can. Hand-offs fail all the time here, and their link stays in use.
+fn manifest(over: &str) -> Manifest {
+    let timing = "prefillBaseMicroseconds: 1000, prefillPerTokenNanoseconds: 65000, prefillPerTokenPairPicoseconds: 0, \
+                  decodeBaseMicroseconds: 10000, decodePerContextTokenPicoseconds: 0, seed: 1";
+    let transports = if over == TCP {
+        ", transports: [Tcp]"
+    } else {
+        ""
+    };
     Manifest {
         engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
-        kv_pool: "{blocks: 4096, leaseSeconds: 3}".to_owned(),
+        kv_pool: format!("{{blocks: 4096, leaseSeconds: 3{transports}}}"),
         prefill_replicas: 2,
         decode_replicas: 2,
-        policy: "  timeouts: {prefillSeconds: 20, transferSeconds: 10, tokenSeconds: 10, totalSeconds: 60}\n"
+        policy: "  timeouts: {prefillSeconds: 20, transferSeconds: 10, tokenSeconds: 10, totalSeconds: 60}\n  \
+                 topology: {breaker: {failures: 1000}}\n"
             .to_owned(),
         ..Manifest::slow()
     }
@@ -50,10 +69,19 @@ fn ask(mode: &'static str, salt: &str) -> Ask {
 }
 
 async fn reference(fleet: &Fleet) -> Result<Output> {
-    let answer = ask("Aggregated", "reference").send(&fleet.api).await?;
+    let answer = in_time(fleet, &ask("Aggregated", "reference")).await?;
     // Whoever holds blocks from here on holds them for another request.
     fleet.idle(SETTLED).await?;
     Ok(answer.output)
+}
+
+/// The answer, which comes within the policy's total deadline.
+async fn in_time(fleet: &Fleet, request: &Ask) -> Result<Completion> {
+    let started = Instant::now();
+    let answer = request.send(&fleet.api).await?;
+    let took = started.elapsed();
+    ensure!(took < DEADLINE, "answered after {took:?}");
+    Ok(answer)
 }
 
 fn holds_blocks(worker: &Value) -> bool {
@@ -61,86 +89,85 @@ fn holds_blocks(worker: &Value) -> bool {
     held("active") || held("leased")
 }
 
-/// The states of the first attempt.
-fn first_attempt(record: &Record) -> Result<BTreeSet<State>> {
-    let states = record.0["states"].as_array().context("no states")?;
-    states
-        .iter()
-        .filter(|entry| entry["attempt"].as_u64().unwrap_or(0) <= 1)
-        .map(|entry| Ok(serde_json::from_value(entry["state"].clone())?))
-        .collect()
+/// That a run's KV went this way, if any of it did.
+fn moved_over(record: &Record, over: &str) -> Result<()> {
+    let transport = &record.0["actual"]["transport"];
+    let begun = record.states()?.contains(&State::KvTransferStarted);
+    ensure!(
+        *transport == over || (transport.is_null() && !begun),
+        "moved over {transport}, not {over}: {}",
+        record.0
+    );
+    Ok(())
 }
 
-/// What a record must say of a run that was disturbed: it went on, and why.
-fn was_disturbed(record: &Record) -> bool {
-    let second = record.0["states"].as_array().is_some_and(|states| {
-        states
-            .iter()
-            .any(|entry| entry["attempt"].as_u64() > Some(1))
-    });
-    second || !record.0["fallback"].is_null()
+/// Waits until a prefill worker has computed so many steps of the prompt and is at the next one; also how many tokens are left.
+async fn computed(fleet: &Fleet, steps: u32) -> Result<(Started, f64)> {
+    let processes = fleet.processes()?.into_iter();
+    let workers: Vec<Started> = processes.filter(|one| one.role == "prefill").collect();
+    let due = f64::from((STEPS - steps) * STEP);
+    let what = format!("a prefill worker has computed {steps} of {STEPS} steps");
+    wait::until(&what, SEEN, async || {
+        let mut seen = Vec::new();
+        for worker in &workers {
+            let metrics = fleet.worker_metrics(&worker.name).await;
+            let left = metrics
+                .and_then(|metrics| {
+                    let left = metrics.sum("baton_queued_tokens", &[]);
+                    left.context("baton_queued_tokens is absent")
+                })
+                .map_err(|error| format!("{}: {error:#}", worker.name))?;
+            if left > 0.0 && left <= due {
+                return Ok((worker.clone(), left));
+            }
+            seen.push(left);
+        }
+        Err(format!("{seen:?} tokens are left"))
+    })
+    .await
+}
+
+/// Freezes the worker that reads what a prefill worker computes, while it does: what is published from now on waits for its reader.
+async fn frozen_reader(fleet: &Fleet) -> Result<(Started, Frozen)> {
+    let (prefill, _) = computed(fleet, STEPS / 2).await?;
+    let decode = fleet
+        .worker_that("a decode worker reads", "decode", holds_blocks)
+        .await?;
+    Ok((prefill, fleet.freeze(decode)))
+}
+
+/// How often runs have been in a state since the router has started.
+async fn runs_in(fleet: &Fleet, state: State) -> Result<f64> {
+    let metrics = fleet.metrics().await?;
+    Ok(metrics.count("baton_run_states_total", &[("state", state.word())]))
+}
+
+/// Waits until that is more than before.
+async fn one_more(fleet: &Fleet, state: State, before: f64) -> Result<()> {
+    wait::until(&format!("a run is in {state}"), SEEN, async || {
+        let now = runs_in(fleet, state).await;
+        let now = now.map_err(|error| format!("{error:#}"))?;
+        (now > before)
+            .then_some(())
+            .ok_or_else(|| format!("{now} were, {before} before"))
+    })
+    .await
 }
 
 #[test]
 fn the_prefill_worker_is_killed_at_ten_moments() {
-    scenario(async {
-        let fleet = Fleet::of(&manifest()).await?;
-        let expected = reference(&fleet).await?;
-        let started = Instant::now();
-        let undisturbed = ask("Disaggregated", "undisturbed").send(&fleet.api).await?;
-        ensure!(undisturbed.output == expected, "{:?}", undisturbed.output);
-        let record = Record::of(&fleet.admin, &undisturbed.run).await?;
-        ensure!(record.kind()? == "Remote", "not remote: {}", record.0);
-        let whole = started.elapsed();
+    scenario(prefill::ten_moments());
+}
 
-        let mut reached = BTreeSet::new();
-        let mut disturbed = 0;
-        for moment in 0..10_u32 {
-            let salt = format!("moment-{moment}");
-            let request = ask("Disaggregated", &salt);
-            let delay = whole * moment / 10;
-            // The moment is what is tested, so it is a length of time and not something seen.
-            let kill = async {
-                tokio::time::sleep(delay).await;
-                let prefill = fleet
-                    .worker_that("a prefill worker works", "prefill", holds_blocks)
-                    .await;
-                // After the hand-off none holds anything: any is as good.
-                let prefill = prefill.or_else(|_| fleet.first("prefill"))?;
-                fleet.kill(prefill).await
-            };
-            let (answer, killed) = tokio::join!(request.send(&fleet.api), kill);
-            let answer = answer.with_context(|| format!("killed after {delay:?}"))?;
-            ensure!(
-                answer.output == expected,
-                "killed after {delay:?}: {:?} instead of {expected:?}",
-                answer.output
-            );
-            let record = Record::of(&fleet.admin, &answer.run).await?;
-            record.check_order()?;
-            // A run that was over before the kill shows nothing.
-            if was_disturbed(&record) {
-                reached.extend(first_attempt(&record)?);
-                disturbed += 1;
-            }
-            fleet.back(&killed?).await?;
-            fleet.idle(SETTLED).await?;
-        }
-        for state in [State::PrefillStarted, State::KvTransferStarted] {
-            ensure!(reached.contains(&state), "never killed after {state}");
-        }
-        ensure!(
-            disturbed >= 3,
-            "of ten kills {disturbed} met the run: it moves too fast for this test"
-        );
-        fleet.end().await
-    });
+#[test]
+fn the_prefill_worker_is_killed_at_five_moments_over_tcp() {
+    scenario(prefill::five_moments_over_tcp());
 }
 
 /// When the decode worker is killed or frozen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    /// It holds blocks, and nothing has been sent to the client.
+    /// It holds blocks, and has sent nothing.
     BeforeItsFirstToken,
     /// The client has read some tokens.
     WhileItStreams,
@@ -149,16 +176,23 @@ enum When {
 #[test]
 fn the_decode_worker_is_killed_before_and_after_its_first_token() {
     scenario(async {
-        let fleet = Fleet::of(&manifest()).await?;
+        let fleet = Fleet::of(&manifest(SHM)).await?;
         let expected = reference(&fleet).await?;
         for mode in ["Aggregated", "Disaggregated"] {
             for when in [When::BeforeItsFirstToken, When::WhileItStreams] {
                 let salt = format!("{mode}-{when:?}");
-                let killed =
+                let (killed, record) =
                     under_a_stream(&fleet, mode, &salt, when, &expected, async |process| {
                         fleet.kill(process).await
                     })
                     .await?;
+                // Nor had the prefill worker sent one: a dead worker is missed before the prompt is computed.
+                let streamed = record.first_attempt()?.contains(&State::Streaming);
+                ensure!(
+                    streamed == (when == When::WhileItStreams),
+                    "{salt}: {}",
+                    record.0
+                );
                 fleet.back(&killed).await?;
                 fleet.idle(SETTLED).await?;
             }
@@ -170,12 +204,12 @@ fn the_decode_worker_is_killed_before_and_after_its_first_token() {
 #[test]
 fn a_frozen_worker_delays_a_request_and_does_not_hold_it() {
     scenario(async {
-        let fleet = Fleet::of(&manifest()).await?;
+        let fleet = Fleet::of(&manifest(SHM)).await?;
         let expected = reference(&fleet).await?;
 
         for when in [When::BeforeItsFirstToken, When::WhileItStreams] {
             let salt = format!("decode-frozen-{when:?}");
-            let frozen = under_a_stream(
+            let (frozen, record) = under_a_stream(
                 &fleet,
                 "Disaggregated",
                 &salt,
@@ -185,27 +219,44 @@ fn a_frozen_worker_delays_a_request_and_does_not_hold_it() {
             )
             .await?;
             drop(frozen);
+            moved_over(&record, SHM)?;
             fleet.idle(SETTLED).await?;
         }
-
-        let request = ask("Disaggregated", "prefill-frozen");
-        let freeze = async {
-            let prefill = fleet
-                .worker_that("a prefill worker works", "prefill", holds_blocks)
-                .await?;
-            Ok::<_, anyhow::Error>(fleet.freeze(prefill))
-        };
-        let (answer, frozen) = tokio::join!(request.send(&fleet.api), freeze);
-        let answer = answer.context("with a frozen prefill worker")?;
-        ensure!(answer.output == expected, "{:?}", answer.output);
-        let record = Record::of(&fleet.admin, &answer.run).await?;
-        record.check_order()?;
-        ensure!(was_disturbed(&record), "undisturbed: {}", record.0);
-        // Awake again, it finds that nobody waits for what it holds.
-        drop(frozen?);
-        fleet.idle(SETTLED).await?;
+        under_a_frozen_prefill(&fleet, SHM, &expected).await?;
         fleet.end().await
     });
+}
+
+#[test]
+fn a_prefill_worker_that_freezes_over_tcp_delays_a_request_and_does_not_hold_it() {
+    scenario(async {
+        let fleet = Fleet::of(&manifest(TCP)).await?;
+        let expected = reference(&fleet).await?;
+        under_a_frozen_prefill(&fleet, TCP, &expected).await?;
+        fleet.end().await
+    });
+}
+
+/// The prefill worker freezes while its KV is being read.
+async fn under_a_frozen_prefill(fleet: &Fleet, over: &str, expected: &Output) -> Result<()> {
+    let request = ask("Disaggregated", "prefill-frozen");
+    let freeze = async {
+        let (prefill, _) = computed(fleet, STEPS / 2).await?;
+        Ok::<_, anyhow::Error>((prefill.clone(), fleet.freeze(prefill)))
+    };
+    let (answer, frozen) = tokio::join!(in_time(fleet, &request), freeze);
+    let answer = answer.context("with a frozen prefill worker")?;
+    let (prefill, frozen) = frozen?;
+    ensure!(answer.output == *expected, "{:?}", answer.output);
+    let record = Record::of(&fleet.admin, &answer.run).await?;
+    record.check_order()?;
+    fleet.lost(&record, &prefill)?;
+    let begun = record.first_attempt()?.contains(&State::KvTransferStarted);
+    ensure!(begun, "frozen before anything was read: {}", record.0);
+    moved_over(&record, over)?;
+    // Awake again, it finds that nobody waits for what it holds.
+    drop(frozen);
+    fleet.idle(SETTLED).await
 }
 
 /// Streams a request, strikes its decode worker at a moment, and checks that the whole text is as expected.
@@ -215,21 +266,22 @@ async fn under_a_stream<T>(
     salt: &str,
     when: When,
     expected: &Output,
-    strike: impl AsyncFnOnce(baton_e2e::fleet::Started) -> Result<T>,
-) -> Result<T> {
+    strike: impl AsyncFnOnce(Started) -> Result<T>,
+) -> Result<(T, Record)> {
     let started = Instant::now();
     let request = ask(mode, salt);
     let mut text = String::new();
-    let (mut stream, struck) = match when {
+    let (mut stream, worker, struck) = match when {
         When::BeforeItsFirstToken => {
             let early = async {
                 let decode = fleet
                     .worker_that("a decode worker works", "decode", holds_blocks)
                     .await?;
-                strike(decode).await
+                Ok::<_, anyhow::Error>((decode.clone(), strike(decode).await?))
             };
             let (stream, struck) = tokio::join!(request.stream(&fleet.api), early);
-            (stream?, struck?)
+            let (worker, struck) = struck?;
+            (stream?, worker, struck)
         }
         When::WhileItStreams => {
             let mut stream = request.stream(&fleet.api).await?;
@@ -244,8 +296,8 @@ async fn under_a_stream<T>(
                     worker["runningSequences"].as_u64() > Some(0)
                 })
                 .await?;
-            let struck = strike(decode).await?;
-            (stream, struck)
+            let struck = strike(decode.clone()).await?;
+            (stream, decode, struck)
         }
     };
     let run = stream.run.clone();
@@ -268,29 +320,49 @@ async fn under_a_stream<T>(
     );
     let record = Record::of(&fleet.admin, &run).await?;
     record.check_order()?;
-    ensure!(was_disturbed(&record), "{salt}: undisturbed: {}", record.0);
-    Ok(struck)
+    fleet
+        .lost(&record, &worker)
+        .with_context(|| salt.to_owned())?;
+    let states = record.first_attempt()?;
+    let has = |state| states.contains(&state);
+    let as_meant = match when {
+        When::BeforeItsFirstToken => !has(State::DecodeStarted),
+        When::WhileItStreams => has(State::DecodeStarted) && has(State::Streaming),
+    };
+    ensure!(as_meant, "{salt}: struck at {states:?}");
+    Ok((struck, record))
 }
 
 #[test]
 fn a_router_that_is_killed_leaves_no_lease_behind() {
     scenario(async {
-        let fleet = Fleet::of(&manifest()).await?;
+        let fleet = Fleet::of(&manifest(SHM)).await?;
         let expected = reference(&fleet).await?;
-        for (moment, role) in [("prefill", "prefill"), ("decode", "decode")] {
+        for moment in ["computed", "handed-over", "decoded"] {
             let request = ask("Disaggregated", &format!("router-{moment}"));
             let strike = async {
-                fleet
-                    .worker_that("a worker works", role, |worker| {
-                        // A prompt is under way, its lease open; or tokens are.
-                        if role == "prefill" {
-                            holds_blocks(worker)
-                        } else {
-                            worker["runningSequences"].as_u64() > Some(0)
-                        }
-                    })
-                    .await?;
-                fleet.kill(fleet.first("router")?).await
+                let decoding = runs_in(&fleet, State::DecodeStarted).await?;
+                let frozen = match moment {
+                    "computed" => {
+                        computed(&fleet, STEPS / 2).await?;
+                        None
+                    }
+                    "handed-over" => {
+                        let (_, frozen) = frozen_reader(&fleet).await?;
+                        let waits = |worker: &Value| worker["blocks"]["leased"].as_u64() > Some(0);
+                        fleet
+                            .worker_that("a lease waits for its reader", "prefill", waits)
+                            .await?;
+                        Some(frozen)
+                    }
+                    _ => {
+                        one_more(&fleet, State::DecodeStarted, decoding).await?;
+                        None
+                    }
+                };
+                let killed = fleet.kill(fleet.first("router")?).await?;
+                drop(frozen);
+                Ok::<_, anyhow::Error>(killed)
             };
             let (answer, killed) = tokio::join!(request.send(&fleet.api), strike);
             ensure!(answer.is_err(), "answered by a dead router: {answer:?}");
@@ -298,11 +370,9 @@ fn a_router_that_is_killed_leaves_no_lease_behind() {
             // The new router is another process at the same address.
             fleet.idle(SETTLED).await?;
             let again = ask("Disaggregated", &format!("again-{moment}"));
-            let again = baton_e2e::wait::until("it serves again", SETTLED, async || {
-                again
-                    .send(&fleet.api)
-                    .await
-                    .map_err(|error| format!("{error:#}"))
+            let again = wait::until("it serves again", SETTLED, async || {
+                let answer = in_time(&fleet, &again).await;
+                answer.map_err(|error| format!("{error:#}"))
             })
             .await?;
             ensure!(again.output == expected, "{:?}", again.output);
