@@ -301,8 +301,11 @@ impl Attempt {
         let Some(illegal) = progress.illegal().get(before) else {
             return;
         };
+        self.illegal(from, format!("worker {} reported {illegal}", from.worker));
+    }
+
+    fn illegal(&mut self, from: &Party, message: String) {
         if self.closing.is_none() {
-            let message = format!("worker {} reported {illegal}", from.worker);
             self.fail(Failure::new(FailureClass::Bug, message).at(&from.worker));
         }
     }

@@ -10,7 +10,7 @@ use crate::clock::Moment;
 
 /// Attempts that continue after tokens were sent, or after the decode worker was lost. Two workers lost under one run is an outage
 /// of the fleet and not of a worker.
-const RESUMES: u32 = 2;
+pub const RESUMES: u32 = 2;
 /// First wait of a back-off; doubled each time.
 const BACK_OFF: Duration = Duration::from_millis(25);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(1);

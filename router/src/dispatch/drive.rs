@@ -277,7 +277,7 @@ impl Drive {
                 // Whoever failed may be back.
                 self.excluded.clear();
             }
-            Next::RecomputeInPlace | Next::GiveUp => return Some(Ending::Failed(failure)),
+            Next::RecomputeInPlace | Next::GiveUp => return Some(Ending::Failed(failure.last())),
         }
         None
     }

@@ -3,10 +3,11 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use baton_protocol::failure::{FailureClass, HandoffFailure, Refusal};
+use baton_protocol::failure::{Action, FailureClass, HandoffFailure, Refusal};
 use baton_protocol::ids::WorkerId;
 use baton_protocol::wire;
 
+use super::decide::RESUMES;
 use crate::run::EngineRefusal;
 
 /// Why an attempt ended without a result.
@@ -42,6 +43,25 @@ impl Failure {
     #[must_use]
     pub fn at(mut self, worker: &WorkerId) -> Self {
         self.worker = Some(worker.clone());
+        self
+    }
+
+    /// The run ends by it: says what bounds attempts, and what to do.
+    #[must_use]
+    pub fn last(mut self) -> Self {
+        let bound = match self.class.action() {
+            Action::Replan | Action::RecomputeLocally => {
+                "the policy allows no further attempt (fallback.replans, fallback.localRecompute, timeouts.totalSeconds)".to_owned()
+            }
+            Action::Resume => format!(
+                "a run goes on elsewhere at most {RESUMES} times, and within timeouts.totalSeconds"
+            ),
+            Action::BackOff => {
+                "no worker took it within timeouts.reserveSeconds and timeouts.totalSeconds".to_owned()
+            }
+            Action::CancelEverywhere | Action::Refuse | Action::FailRun => return self,
+        };
+        self.message = format!("{}; {bound}: send the request again", self.message);
         self
     }
 

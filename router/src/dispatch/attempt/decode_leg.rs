@@ -171,6 +171,10 @@ impl Attempt {
         now: Moment,
         progress: &mut Progress,
     ) {
+        if !matches!(self.decode, DecodeLeg::Opened(_)) {
+            let message = format!("worker {} reserved a second time", target.worker);
+            return self.illegal(target, message);
+        }
         progress.actual.admission = Some(now.milliseconds_since(self.opened));
         self.decode = DecodeLeg::Reserved(now);
         self.commands.push_back(Command::Admitted {

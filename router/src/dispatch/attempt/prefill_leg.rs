@@ -47,8 +47,12 @@ impl Attempt {
                 FailureClass::PrefillLost,
             )),
             Event::Lease(opened) => self.lease_opened(source, opened),
-            Event::Started(started) => {
+            Event::Started(started) if matches!(self.prefill, PrefillLeg::Opened(_)) => {
                 self.prefill_started(source, started.queue_milliseconds, now, progress);
+            }
+            // The history has it already, from the same report or from the seal.
+            Event::Started(_) => {
+                progress.observe(State::PrefillStarted, now, StateDetail::of(source));
             }
             Event::Published(published) => self.published_so_far(published.blocks),
             Event::FirstToken(token) => {
@@ -101,6 +105,11 @@ impl Attempt {
             });
         }
         if let Some(descriptor) = opened.descriptor {
+            if self.generation.is_some() {
+                // Its reader takes one: a second lease could only be left behind.
+                let message = format!("worker {} opened a second lease", source.worker);
+                return self.illegal(source, message);
+            }
             self.generation = Some(descriptor.generation);
             self.tell_decode(decode_request::Message::Descriptor(descriptor));
         }

@@ -298,6 +298,27 @@ fn a_report_that_no_run_could_have_made_ends_the_run() {
 }
 
 #[test]
+fn what_is_reported_once_and_comes_twice_ends_the_run() {
+    let started = || prefill_event::Event::Started(wire::Started::default());
+    for twice in [lease(), started()] {
+        let mut bench = Bench::new(Plan::Remote);
+        bench.decode(reserved(16));
+        bench.prefill(lease());
+        bench.prefill(started());
+        let commands = bench.prefill(twice);
+        assert_eq!(failure(&commands).class, FailureClass::Bug);
+        assert_eq!(failure(&commands).worker, Some("p".into()));
+    }
+    for plan in [Plan::Local, Plan::Remote] {
+        let mut bench = Bench::new(plan);
+        bench.decode(reserved(16));
+        let commands = bench.decode(reserved(16));
+        assert_eq!(failure(&commands).class, FailureClass::Bug);
+        assert_eq!(failure(&commands).worker, Some("d".into()));
+    }
+}
+
+#[test]
 fn an_end_before_anything_was_computed_is_no_answer() {
     let mut bench = Bench::new(Plan::Local);
     bench.decode(reserved(0));

@@ -136,7 +136,8 @@ impl Drive {
                 .learning
                 .recompute(&decode.id, &policy, now)
                 .map_err(|refusal| {
-                    let message = format!("the remote plan failed, and {refusal}");
+                    let message =
+                        format!("the remote plan failed, and {refusal}: send the request again");
                     NoPlan::Final(Failure::new(FailureClass::PrefillLost, message))
                 })?;
             held.recomputes(decode.id.clone());
