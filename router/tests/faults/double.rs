@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use baton_protocol::card::Card;
@@ -33,12 +33,16 @@ pub(crate) struct Answers(mpsc::Sender<Result<wire::DecodeEvent, Status>>);
 
 /// A Decode call that a test answers step by step.
 pub(crate) struct OpenDecode {
+    /// Whom it was made to.
+    pub(crate) worker: String,
     pub(crate) requests: Streaming<wire::DecodeRequest>,
     pub(crate) answers: Answers,
 }
 
 /// A Prefill call that a test answers step by step.
 pub(crate) struct OpenPrefill {
+    /// Whom it was made to.
+    pub(crate) worker: String,
     pub(crate) request: wire::PrefillRequest,
     pub(crate) events: Reports,
 }
@@ -58,6 +62,11 @@ impl Reports {
     /// Ends the stream with an error, as a process does that is killed.
     pub(crate) async fn fail(&self) {
         let _ = self.0.send(Err(Status::unavailable("killed"))).await;
+    }
+
+    /// The router has let go of the stream.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
     }
 }
 
@@ -121,6 +130,8 @@ struct State {
     told: Mutex<(u64, wire::Load)>,
     /// Watch streams that were opened.
     watched: AtomicUsize,
+    /// Nobody is there.
+    gone: AtomicBool,
     /// The open Watch stream.
     watch: Mutex<Option<mpsc::UnboundedSender<Result<wire::WatchEvent, Status>>>>,
     seen: mpsc::UnboundedSender<Seen>,
@@ -153,6 +164,7 @@ impl Double {
             manner: Mutex::new(Manner::Strict),
             told: Mutex::default(),
             watched: AtomicUsize::new(0),
+            gone: AtomicBool::new(false),
             watch: Mutex::default(),
             seen: sender,
             card: Mutex::new(card),
@@ -191,9 +203,19 @@ impl Double {
 
     /// From now on calls come to the test.
     pub(crate) fn direct(&self) -> Calls {
+        Self::direct_all(std::slice::from_ref(self))
+    }
+
+    /// From now on calls to any of them come to the test, in the order in which they are made.
+    pub(crate) fn direct_all(doubles: &[Self]) -> Calls {
         let (decodes, decode_calls) = mpsc::unbounded_channel();
         let (prefills, prefill_calls) = mpsc::unbounded_channel();
-        *self.state.manner.lock().unwrap() = Manner::Directed { decodes, prefills };
+        for double in doubles {
+            *double.state.manner.lock().unwrap() = Manner::Directed {
+                decodes: decodes.clone(),
+                prefills: prefills.clone(),
+            };
+        }
         Calls {
             decodes: decode_calls,
             prefills: prefill_calls,
@@ -208,6 +230,18 @@ impl Double {
     /// Whoever opens a Watch stream from now on finds another process.
     pub(crate) fn reborn(&self, incarnation: u64) {
         self.state.card.lock().unwrap().incarnation = Incarnation(incarnation);
+    }
+
+    /// As if its process were gone: the Watch stream breaks, and no call is answered until it is back.
+    pub(crate) fn vanish(&self) {
+        self.state.gone.store(true, Ordering::Relaxed);
+        let watch = self.state.watch.lock().unwrap();
+        let killed = Status::unavailable("killed");
+        watch.as_ref().unwrap().send(Err(killed)).unwrap();
+    }
+
+    pub(crate) fn come_back(&self) {
+        self.state.gone.store(false, Ordering::Relaxed);
     }
 
     /// How many Watch streams were opened; the last one is the one that [`Self::tell`] speaks on.
@@ -239,6 +273,17 @@ impl Double {
 }
 
 impl State {
+    fn name(&self) -> String {
+        self.card.lock().unwrap().worker.to_string()
+    }
+
+    fn answers(&self) -> Result<(), Status> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("killed"));
+        }
+        Ok(())
+    }
+
     fn event(&self, sequence: u64, event: watch_event::Event) -> wire::WatchEvent {
         wire::WatchEvent {
             incarnation: self.card.lock().unwrap().incarnation.0,
@@ -280,6 +325,7 @@ impl Worker for Service {
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let state = &self.0;
+        state.answers()?;
         let _ = state.seen.send(Seen::Watch(request.into_inner().sequence));
         let (sender, receiver) = mpsc::unbounded_channel();
         let json = state.card.lock().unwrap().to_json().unwrap();
@@ -307,6 +353,7 @@ impl Worker for Service {
         &self,
         request: Request<wire::PrefillRequest>,
     ) -> Result<Response<Self::PrefillStream>, Status> {
+        self.0.answers()?;
         let request = request.into_inner();
         let _ = self.0.seen.send(Seen::Prefill(Box::new(request.clone())));
         let (reports, events) = mpsc::channel(64);
@@ -319,6 +366,7 @@ impl Worker for Service {
             Manner::Directed { prefills, .. } => {
                 let reports = Reports(reports);
                 let _ = prefills.send(OpenPrefill {
+                    worker: self.0.name(),
                     request,
                     events: reports,
                 });
@@ -337,6 +385,7 @@ impl Worker for Service {
         &self,
         request: Request<Streaming<wire::DecodeRequest>>,
     ) -> Result<Response<Self::DecodeStream>, Status> {
+        self.0.answers()?;
         let script = self.0.decodes.lock().unwrap().pop_front();
         let (answers, events) = mpsc::channel(64);
         let (requests, answers) = (request.into_inner(), Answers(answers));
@@ -349,7 +398,11 @@ impl Worker for Service {
                 tokio::spawn(obedient::decode(requests, answers));
             }
             (None, Manner::Directed { decodes, .. }) => {
-                let _ = decodes.send(OpenDecode { requests, answers });
+                let _ = decodes.send(OpenDecode {
+                    worker: self.0.name(),
+                    requests,
+                    answers,
+                });
             }
         }
         Ok(Response::new(Box::pin(ReceiverStream::new(events))))

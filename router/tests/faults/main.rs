@@ -8,6 +8,7 @@ mod changed;
 mod double;
 mod last_token;
 mod listing;
+mod nobody;
 mod obedient;
 mod restart;
 mod router;

@@ -44,6 +44,13 @@ async fn the_record_has_the_planned_one_the_taken_one_and_the_reason_between_the
         for _ in 0..2 {
             requests.message().await.unwrap().unwrap();
         }
+        // It begins on one way and goes on over the other: it has begun once.
+        answers
+            .send(Event::TransferStarted(wire::TransferStarted {
+                transport: "Shm".to_owned(),
+                generation: 9,
+            }))
+            .await;
         answers.send(transfer_started()).await;
         let left = wire::TransportLeft {
             from: "Shm".to_owned(),
@@ -75,5 +82,10 @@ async fn the_record_has_the_planned_one_the_taken_one_and_the_reason_between_the
         cause: "credentials".to_owned(),
     };
     assert_eq!(actual.transports_left, [left]);
+    let states = record.states.iter();
+    let begun = states.filter(|entry| entry.state == "kv_transfer_started");
+    assert_eq!(begun.count(), 1);
+    let metrics = router.metrics.text().unwrap();
+    assert!(metrics.contains("baton_illegal_events_total 0\n"));
     router.holds_nothing().await;
 }

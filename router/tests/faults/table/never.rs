@@ -3,8 +3,8 @@
 use baton_protocol::failure::FailureClass as C;
 
 use super::{
-    Accepted, DecodeStarted, LOCAL, Phase, PrefillCompleted, PrefillStarted, Published, REMOTE,
-    Reserved, RouteSelected, Streaming, TransferCompleted, TransferStarted, WAYS, Way,
+    Accepted, DecodeStarted, LOCAL, Leased, Phase, PrefillCompleted, PrefillStarted, Published,
+    REMOTE, Reserved, RouteSelected, Streaming, TransferCompleted, TransferStarted, WAYS, Way,
 };
 
 pub(super) struct Never {
@@ -32,6 +32,7 @@ const fn never(
 /// From the reservation on.
 const RESERVED: &[Phase] = &[
     Reserved,
+    Leased,
     PrefillStarted,
     TransferStarted,
     PrefillCompleted,
@@ -40,8 +41,9 @@ const RESERVED: &[Phase] = &[
     DecodeStarted,
     Streaming,
 ];
-/// From the first prefill step on.
+/// From the first answer of a prefill on.
 const STARTED: &[Phase] = &[
+    Leased,
     PrefillStarted,
     TransferStarted,
     PrefillCompleted,

@@ -1,6 +1,9 @@
-//! Plays one case: brings a run to its phase, lets it fail, and reads it to its end; [`judge`] looks at the rest.
+//! Plays one case: brings each of its attempts to a phase and lets it fail there, and reads the run to its end; [`judge`] looks
+//! at the rest.
 
 mod judge;
+
+use std::collections::HashMap;
 
 use baton_placement::policy::{FirstToken, NoPrefillAction, Overrides, Policy};
 use baton_protocol::card::Card;
@@ -10,28 +13,32 @@ use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{
     self, decode_event::Event, decode_request::Message, prefill_event::Event as Report, watch_event,
 };
+use baton_router::openai::error::ApiError;
 use baton_router::run::{Mode, RunEvent, RunHandle};
 
-use super::{How, Phase, Played, Then, Way};
+use super::{Attempt, How, Phase, Played, Then, Way};
 use crate::double::{ARTIFACT, Calls, Double, OpenDecode, OpenPrefill};
 use crate::obedient::{finished, lease, recompute, token, transfer_completed, transfer_started};
 use crate::router::{PROMPT, Router, SOON, outcome};
 use crate::samples;
 
-/// New tokens of a whole answer.
-const ANSWER: u32 = 6;
+/// New tokens of a whole answer: more than all attempts of a case send.
+const ANSWER: u32 = 12;
 /// What a deadline is set to that is to pass.
 const SHORT: f64 = 0.5;
 
 fn policy(case: &Played) -> Policy {
     let mut policy = Policy {
         overrides: Overrides::Allowed,
-        first_token: match case.way {
+        first_token: match case.first {
             Way::FirstByDecode => FirstToken::Decode,
-            Way::Local | Way::FirstByPrefill => FirstToken::Prefill,
+            _ => FirstToken::Prefill,
         },
         ..Policy::new("chat", "m", &["p"], &["d"])
     };
+    if !case.budget {
+        policy.fallback.local_recompute.max_concurrent_per_worker = 0;
+    }
     let timeouts = &mut policy.timeouts;
     match case.how {
         How::DecodeSilent => match case.phase {
@@ -43,13 +50,15 @@ fn policy(case: &Played) -> Policy {
             }
             _ => timeouts.token_seconds = SHORT,
         },
-        How::PrefillSilent if case.phase == Phase::Reserved => {
+        How::PrefillSilent if case.phase < Phase::PrefillStarted => {
             timeouts.prefill_start_seconds = SHORT;
         }
         How::PrefillSilent => timeouts.prefill_seconds = SHORT,
         How::TransferSlow => timeouts.transfer_seconds = SHORT,
         How::QueuesFull { for_good: true } => timeouts.reserve_seconds = SHORT,
-        How::RunOverdue => timeouts.total_seconds = 4.0 * SHORT,
+        // Longer than the attempts take to come so far.
+        How::RunOverdue if case.before.is_empty() => timeouts.total_seconds = 4.0 * SHORT,
+        How::RunOverdue => timeouts.total_seconds = 6.0 * SHORT,
         How::WaitsForPrefill => {
             timeouts.total_seconds = 2.0 * SHORT;
             policy.on_no_prefill.action = NoPrefillAction::Queue;
@@ -81,20 +90,48 @@ struct Scene {
     router: Router,
     /// d1, d2, p1, p2: in the order of the fleet, so that the first of each is taken first.
     workers: Vec<Double>,
-    decode: Calls,
-    prefill: Calls,
+    calls: Calls,
     run: RunHandle,
     /// Tokens that the client has.
     tokens: Vec<u32>,
+    /// How often the run has entered each state.
+    entered: HashMap<State, u32>,
+    /// Who was asked for what, oldest first.
+    asked: Vec<Asked>,
 }
 
-/// How far a scene has come.
+struct Asked {
+    /// Position in the scene's workers.
+    worker: usize,
+    operation: String,
+    decodes: bool,
+}
+
+/// How far an attempt has come.
 #[derive(Default)]
 struct Reached {
     decode: Option<OpenDecode>,
     prefill: Option<OpenPrefill>,
-    /// What the worker that decodes said last.
-    last: Option<Event>,
+    last: Option<Said>,
+}
+
+/// What a worker said last.
+#[derive(Clone)]
+enum Said {
+    Decode(Event),
+    Prefill(Report),
+}
+
+impl Reached {
+    /// Waits until the router has let go of what is still open.
+    async fn let_go(self) {
+        if let Some(decode) = self.decode {
+            decode.answers.closed().await;
+        }
+        if let Some(prefill) = self.prefill {
+            prefill.events.closed().await;
+        }
+    }
 }
 
 pub(super) async fn play(case: Played) {
@@ -107,8 +144,17 @@ pub(super) async fn play(case: Played) {
 
 async fn through(case: Played) {
     let mut scene = Scene::begin(case).await;
-    let reached = scene.reach().await;
-    scene.fail(reached).await;
+    let mut reached = Reached::default();
+    let attempts = case.attempts();
+    for (number, attempt) in (1..).zip(&attempts) {
+        scene.reach(attempt, &mut reached).await;
+        if number == attempts.len() {
+            // From now on all is served: the next attempts go well.
+            scene.workers.iter().for_each(Double::obey);
+        }
+        scene.fail(attempt, &mut reached).await;
+    }
+    scene.ends(reached).await;
     scene.judge().await;
 }
 
@@ -120,13 +166,9 @@ impl Scene {
         }
         let router = Router::start(&policy(&case), &workers.iter().collect::<Vec<_>>());
         router.ready(workers.len()).await;
-        for worker in &workers {
-            worker.obey();
-        }
-        let (decode, prefill) = (workers[0].direct(), workers[2].direct());
+        let calls = Double::direct_all(&workers);
         if case.phase == Phase::Accepted {
-            workers[0].obey();
-            workers[2].obey();
+            workers.iter().for_each(Double::obey);
         }
         if matches!(case.how, How::QueuesFull { .. })
             || case.how == How::ClientLeaves && case.phase == Phase::Accepted
@@ -144,99 +186,112 @@ impl Scene {
             }
             crate::router::until("they drain", || router.dispatcher.workers_ready() == 2).await;
         }
-        let mode = match case.way {
-            Way::Local => Mode::Aggregated,
-            Way::FirstByPrefill | Way::FirstByDecode => Mode::Disaggregated,
+        let mode = if case.first.is_remote() {
+            Mode::Disaggregated
+        } else {
+            Mode::Aggregated
         };
         let run = router.start_run(mode, ANSWER);
         Self {
             case,
             router,
             workers,
-            decode,
-            prefill,
+            calls,
             run,
             tokens: Vec::new(),
+            entered: HashMap::new(),
+            asked: Vec::new(),
         }
     }
 
-    /// Brings the run to its phase, one report after the other; each has been taken before the next is made.
-    async fn reach(&mut self) -> Reached {
-        let mut reached = Reached::default();
-        let (way, until) = (self.case.way, self.case.phase);
-        for &phase in way.phases().iter().filter(|phase| **phase <= until) {
-            self.enter(phase, &mut reached).await;
+    /// Brings an attempt to its phase, one report after the other; each has been taken before the next is made.
+    async fn reach(&mut self, attempt: &Attempt, reached: &mut Reached) {
+        let phases = attempt.way.phases().iter();
+        for &phase in phases.filter(|phase| **phase <= attempt.phase) {
+            // The run is accepted once.
+            if phase != Phase::Accepted || self.asked.is_empty() {
+                self.enter(attempt.way, phase, reached).await;
+            }
         }
-        // From now on all is served: the next attempts go well.
-        self.workers[0].obey();
-        self.workers[2].obey();
-        reached
     }
 
-    async fn enter(&mut self, phase: Phase, reached: &mut Reached) {
-        let local = self.case.way == Way::Local;
+    async fn enter(&mut self, way: Way, phase: Phase, reached: &mut Reached) {
+        let local = !way.is_remote();
         match phase {
-            Phase::Accepted => self.router.entered(State::Accepted, 1).await,
+            Phase::Accepted => self.enters(State::Accepted).await,
+            Phase::RouteSelected if way == Way::Recompute => {
+                let heard = self.hears(reached).await;
+                assert!(matches!(heard, Message::Recompute(_)), "{:?}", self.case);
+            }
             Phase::RouteSelected => {
-                let mut call = self.decode.decodes.recv().await.unwrap();
+                // Nothing of the attempt before is held any more.
+                std::mem::take(reached).let_go().await;
+                let mut call = self.calls.decodes.recv().await.unwrap();
                 let start = call.requests.message().await.unwrap().unwrap();
                 let Some(Message::Start(start)) = start.message else {
                     panic!("{:?}: start comes first", self.case);
                 };
                 assert_eq!(start.handoff, !local, "{:?}", self.case);
+                // It goes on after what was sent.
+                assert_eq!(start.generated as usize, self.tokens.len());
+                self.asked(&call.worker, start.operation, true);
                 reached.decode = Some(call);
             }
             Phase::Reserved => {
                 self.say(reached, Event::Reserved(wire::Admission::default()))
                     .await;
                 if !local {
-                    let call = self.prefill.prefills.recv().await.unwrap();
-                    assert_eq!(
-                        call.request.sample_first,
-                        self.case.way == Way::FirstByPrefill
-                    );
+                    let call = self.calls.prefills.recv().await.unwrap();
+                    assert_eq!(call.request.sample_first, way == Way::FirstByPrefill);
+                    self.asked(&call.worker, call.request.operation.clone(), false);
                     reached.prefill = Some(call);
                 }
             }
-            Phase::PrefillStarted if local => {
-                let started = Event::PrefillStarted(wire::Started::default());
-                self.say(reached, started).await;
-                self.router.entered(State::PrefillStarted, 1).await;
-            }
-            Phase::PrefillStarted => {
+            Phase::Leased => {
                 report(reached, lease()).await;
-                report(reached, Report::Started(wire::Started::default())).await;
                 let heard = self.hears(reached).await;
                 assert!(matches!(heard, Message::Descriptor(_)), "{:?}", self.case);
-                self.router.entered(State::PrefillStarted, 1).await;
+            }
+            Phase::PrefillStarted => {
+                let started = wire::Started::default();
+                if local {
+                    self.say(reached, Event::PrefillStarted(started)).await;
+                } else {
+                    report(reached, Report::Started(started)).await;
+                }
+                self.enters(State::PrefillStarted).await;
             }
             Phase::TransferStarted => {
                 self.say(reached, transfer_started()).await;
-                self.router.entered(State::KvTransferStarted, 1).await;
-            }
-            Phase::PrefillCompleted if local => {
-                let done = Event::PrefillCompleted(wire::PrefillDone::default());
-                self.say(reached, done).await;
-                self.router.entered(State::PrefillCompleted, 1).await;
+                self.enters(State::KvTransferStarted).await;
             }
             Phase::PrefillCompleted => {
-                report(reached, Report::FirstToken(token(PROMPT))).await;
-                let heard = self.hears(reached).await;
-                assert!(matches!(heard, Message::FirstToken(_)), "{:?}", self.case);
-                self.reads().await;
+                if local {
+                    let done = Event::PrefillCompleted(wire::PrefillDone::default());
+                    self.say(reached, done).await;
+                } else {
+                    report(reached, Report::FirstToken(token(self.position()))).await;
+                    let heard = self.hears(reached).await;
+                    assert!(matches!(heard, Message::FirstToken(_)), "{:?}", self.case);
+                    self.reads().await;
+                }
+                self.enters(State::PrefillCompleted).await;
             }
             Phase::Published => {
                 report(reached, Report::Sealed(wire::Sealed::default())).await;
-                self.router.entered(State::KvPublished, 1).await;
+                if way == Way::FirstByDecode {
+                    self.enters(State::PrefillCompleted).await;
+                }
+                self.enters(State::KvPublished).await;
             }
             Phase::TransferCompleted => {
                 self.say(reached, transfer_completed()).await;
-                self.router.entered(State::KvTransferCompleted, 1).await;
+                self.enters(State::KvTransferCompleted).await;
             }
             Phase::DecodeStarted => {
                 let started = Event::DecodeStarted(wire::Started::default());
                 self.say(reached, started).await;
-                self.router.entered(State::DecodeStarted, 1).await;
+                self.enters(State::DecodeStarted).await;
             }
             Phase::Streaming => {
                 for _ in 0..2 {
@@ -248,13 +303,29 @@ impl Scene {
         }
     }
 
+    /// Waits until the run has entered the state once more.
+    async fn enters(&mut self, state: State) {
+        let times = self.entered.entry(state).or_default();
+        *times += 1;
+        self.router.entered(state, *times).await;
+    }
+
+    fn asked(&mut self, worker: &str, operation: Option<wire::Operation>, decodes: bool) {
+        let known = self.workers.iter().position(|known| known.name == worker);
+        self.asked.push(Asked {
+            worker: known.unwrap(),
+            operation: operation.unwrap().id,
+            decodes,
+        });
+    }
+
     /// Position of the token that is next.
     fn position(&self) -> u32 {
         PROMPT + u32::try_from(self.tokens.len()).unwrap()
     }
 
     async fn say(&self, reached: &mut Reached, event: Event) {
-        reached.last = Some(event.clone());
+        reached.last = Some(Said::Decode(event.clone()));
         let decode = reached.decode.as_ref().unwrap();
         decode.answers.send(event).await;
     }
@@ -274,8 +345,7 @@ impl Scene {
         }
     }
 
-    async fn fail(&mut self, mut reached: Reached) {
-        let case = self.case;
+    async fn fail(&mut self, attempt: &Attempt, reached: &mut Reached) {
         let refused = |reason: &str| wire::Refused {
             reason: reason.to_owned(),
             message: "not now".to_owned(),
@@ -285,28 +355,27 @@ impl Scene {
             class: "bug".to_owned(),
             message: "it broke".to_owned(),
         };
-        match case.how {
+        match attempt.how {
             How::QueuesFull { for_good: false } => {
                 queues(&self.router, &self.workers, 0).await;
             }
             How::QueuesFull { .. } | How::NoPair | How::TooLarge | How::WaitsForPrefill => {}
             How::DecodeRefuses(reason) => {
-                self.say(&mut reached, Event::Refused(refused(reason)))
-                    .await;
+                self.say(reached, Event::Refused(refused(reason))).await;
             }
             How::PrefillRefuses(reason) => {
-                report(&reached, Report::Refused(refused(reason))).await;
+                report(reached, Report::Refused(refused(reason))).await;
             }
             How::DecodeBreaks => reached.decode.as_ref().unwrap().answers.fail().await,
             How::DecodeCloses => reached.decode = None,
-            How::DecodeFails => self.say(&mut reached, Event::Failed(failed())).await,
+            How::DecodeFails => self.say(reached, Event::Failed(failed())).await,
             How::DecodeStops => {
                 let stopped = finished(wire::FinishReason::Cancelled);
-                self.say(&mut reached, stopped).await;
+                self.say(reached, stopped).await;
             }
             How::PrefillBreaks => reached.prefill.as_ref().unwrap().events.fail().await,
             How::PrefillCloses => reached.prefill = None,
-            How::PrefillFails => report(&reached, Report::Failed(failed())).await,
+            How::PrefillFails => report(reached, Report::Failed(failed())).await,
             How::TransferFails(cause) => {
                 let failed = wire::TransferFailed {
                     cause: cause.to_owned(),
@@ -314,11 +383,9 @@ impl Scene {
                     verified_blocks: 1,
                     left: Vec::new(),
                 };
-                self.say(&mut reached, Event::TransferFailed(failed)).await;
-                self.recomputes(&mut reached);
+                self.say(reached, Event::TransferFailed(failed)).await;
             }
-            How::TransferSlow => self.recomputes(&mut reached),
-            How::DecodeSilent | How::PrefillSilent | How::RunOverdue => {}
+            How::TransferSlow | How::DecodeSilent | How::PrefillSilent | How::RunOverdue => {}
             How::ClientLeaves => {
                 let (_, gone) = baton_router::run::channel("gone".into());
                 let id = self.run.run.clone();
@@ -327,40 +394,42 @@ impl Scene {
             }
             How::TokenOutOfPlace => {
                 let late = Event::Token(token(self.position() + 1));
-                self.say(&mut reached, late).await;
+                self.say(reached, late).await;
             }
-            How::Repeats => {
-                let again = reached.last.clone().unwrap();
-                if case.phase == Phase::Published {
-                    report(&reached, Report::Sealed(wire::Sealed::default())).await;
-                } else {
-                    self.say(&mut reached, again).await;
-                }
-            }
+            How::Repeats => match reached.last.clone().unwrap() {
+                Said::Decode(event) => self.say(reached, event).await,
+                Said::Prefill(again) => report(reached, again).await,
+            },
         }
-        self.ends(reached).await;
     }
 
     /// The worker that decodes obeys when it is told to compute what it was to read.
     fn recomputes(&self, reached: &mut Reached) {
-        let OpenDecode { requests, answers } = reached.decode.take().unwrap();
+        let OpenDecode {
+            requests, answers, ..
+        } = reached.decode.take().unwrap();
         let position = self.position();
         tokio::spawn(recompute(requests, answers, position, PROMPT + ANSWER));
     }
 
     /// Reads the run to its end, with what the workers hold still open.
-    async fn ends(&mut self, reached: Reached) {
+    async fn ends(&mut self, mut reached: Reached) {
         let case = self.case;
         if case.then == Then::Cancelled {
             self.router.entered(State::Cancelled, 1).await;
-            drop(reached);
-            return;
+            return reached.let_go().await;
+        }
+        if case.then == Then::Recomputed {
+            self.recomputes(&mut reached);
         }
         let (_, spent) = baton_router::run::channel(self.run.run.clone());
         let (more, last) = outcome(std::mem::replace(&mut self.run, spent)).await;
         self.tokens.extend(more);
         match (case.then, last) {
-            (Then::Served { .. } | Then::Recomputed, RunEvent::Finished { usage, .. }) => {
+            (
+                Then::Served { .. } | Then::Recomputed | Then::ComputedWhole,
+                RunEvent::Finished { usage, .. },
+            ) => {
                 let whole: Vec<u32> = (PROMPT..PROMPT + ANSWER).map(|at| token(at).id).collect();
                 assert_eq!(self.tokens, whole, "{case:?}");
                 assert_eq!(usage.output_tokens, ANSWER, "{case:?}");
@@ -370,19 +439,20 @@ impl Scene {
                     status,
                     code,
                     retry_after,
+                    says,
                 },
                 RunEvent::Failed(failure),
             ) => {
+                let retried = failure.retry_after_seconds.is_some();
+                assert_eq!(retried, retry_after, "{case:?}");
+                let error = ApiError::from(failure);
                 assert_eq!(
-                    (failure.status, failure.code),
-                    (status, code),
-                    "{case:?}: {failure:?}"
+                    (error.status, error.code.as_deref()),
+                    (status, Some(code)),
+                    "{case:?}: {error:?}"
                 );
-                assert_eq!(
-                    failure.retry_after_seconds.is_some(),
-                    retry_after,
-                    "{case:?}"
-                );
+                assert_eq!(error.retry_after_seconds.is_some(), retry_after, "{case:?}");
+                assert!(error.message.contains(says), "{case:?}: {error:?}");
                 // What was sent is what would have been sent.
                 for (at, id) in (PROMPT..).zip(&self.tokens) {
                     assert_eq!(*id, token(at).id, "{case:?}");
@@ -390,7 +460,7 @@ impl Scene {
             }
             (_, other) => panic!("{case:?}: it ended with {other:?}"),
         }
-        drop(reached);
+        reached.let_go().await;
     }
 }
 
@@ -413,7 +483,8 @@ async fn queues(router: &Router, workers: &[Double], queued_sequences: u32) {
     crate::router::until("the load is known", told).await;
 }
 
-async fn report(reached: &Reached, report: Report) {
+async fn report(reached: &mut Reached, report: Report) {
+    reached.last = Some(Said::Prefill(report.clone()));
     let prefill = reached.prefill.as_ref().unwrap();
     prefill.events.send(report).await;
 }

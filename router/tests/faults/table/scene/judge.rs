@@ -1,11 +1,11 @@
 //! Looks at everything that has to follow from a case.
 
-use baton_placement::record::{DecisionRecord, Kind, RunStatus};
+use baton_placement::record::{DecisionRecord, Kind, RecordedCandidate, RunStatus};
 use baton_protocol::lifecycle::State;
 use baton_router::run::Mode;
 
-use super::super::{BUG, How, Phase, Played, Then, Way};
-use super::{ANSWER, Scene, queues};
+use super::super::{Attempt, BUG, How, Phase, Played, Then, Way};
+use super::{ANSWER, Asked, Scene, queues};
 use crate::double::Seen;
 use crate::router::{outcome, until};
 
@@ -58,24 +58,25 @@ impl Scene {
         }
     }
 
-    /// Whoever was asked in the attempt that failed was told that it is over.
+    /// Whoever was asked in an attempt that failed was told that it is over.
     async fn cancelled(&mut self) {
-        let case = self.case;
-        if case.phase == Phase::Accepted {
-            return;
-        }
         let run = self.run.run.to_string();
-        let of_run = |seen: &Seen, step: &str| match seen {
-            Seen::Cancel(cancelled) => *cancelled == run,
-            Seen::CancelOperation(operation) => *operation == format!("{run}/1/{step}"),
-            _ => false,
-        };
-        let asked_prefill = case.way != Way::Local && case.phase >= Phase::Reserved;
-        if case.then != Then::Recomputed {
-            self.workers[0].until(|seen| of_run(seen, "decode")).await;
+        let mut asked = std::mem::take(&mut self.asked);
+        if self.case.then == Then::Recomputed {
+            // Its last reader goes on, over the same stream.
+            let reader = asked.iter().rposition(|asked| asked.decodes);
+            asked.remove(reader.unwrap());
         }
-        if asked_prefill {
-            self.workers[2].until(|seen| of_run(seen, "prefill")).await;
+        for Asked {
+            worker, operation, ..
+        } in asked
+        {
+            let told = |seen: &Seen| match seen {
+                Seen::Cancel(cancelled) => *cancelled == run,
+                Seen::CancelOperation(cancelled) => *cancelled == operation,
+                _ => false,
+            };
+            self.workers[worker].until(told).await;
         }
     }
 }
@@ -83,12 +84,13 @@ impl Scene {
 fn judge_record(record: &DecisionRecord, case: &Played, tokens: usize) {
     let outcome = record.outcome.as_ref().unwrap();
     let last = record.states.last().unwrap();
+    let failed = u32::try_from(case.before.len()).unwrap() + 1;
     let (status, state, attempts) = match case.then {
         Then::Served { attempts } => (RunStatus::Completed, "completed", attempts),
-        Then::Recomputed => (RunStatus::Completed, "completed", 2),
+        Then::Recomputed | Then::ComputedWhole => (RunStatus::Completed, "completed", failed + 1),
         Then::Told { .. } if case.phase == Phase::Accepted => (RunStatus::Rejected, "failed", 0),
-        Then::Told { .. } => (RunStatus::Failed, "failed", 1),
-        Then::Cancelled => (RunStatus::Cancelled, "cancelled", 1),
+        Then::Told { .. } => (RunStatus::Failed, "failed", failed),
+        Then::Cancelled => (RunStatus::Cancelled, "cancelled", failed),
     };
     assert_eq!(
         (outcome.status, last.state.as_str(), last.attempt),
@@ -96,29 +98,10 @@ fn judge_record(record: &DecisionRecord, case: &Played, tokens: usize) {
         "{case:?}: {record:?}"
     );
     assert_eq!(outcome.output_tokens as usize, tokens, "{case:?}");
-    let fallback = record
-        .fallback
-        .as_ref()
-        .map(|fallback| fallback.cause.as_str());
-    match (case.then, case.how) {
-        (Then::Recomputed, How::TransferFails("a-word-of-tomorrow")) => {
-            assert_eq!(fallback, Some("protocol-error"));
-        }
-        (Then::Recomputed, How::TransferFails(cause)) => assert_eq!(fallback, Some(cause)),
-        (Then::Recomputed, _) => assert_eq!(fallback, Some("timeout")),
-        _ => assert_eq!(fallback, None, "{case:?}"),
-    }
-    if let Then::Served { attempts: 2 } = case.then {
-        let [later] = record.later_decisions.as_slice() else {
-            panic!("{case:?}: the second attempt's decision is not recorded");
-        };
-        assert_eq!(later.attempt, 2);
-        // As the first, but not on the worker that failed.
-        let (first, second) = (record.chosen().unwrap(), later.chosen().unwrap());
-        assert_eq!(first.kind, second.kind, "{case:?}");
-        let differ = (&first.prefill, &first.decode) != (&second.prefill, &second.decode);
-        assert!(differ, "{case:?}: {second:?}");
-    }
+    let cause = record.fallback.as_ref();
+    let cause = cause.map(|fallback| fallback.cause.as_str());
+    assert_eq!(cause, fallback(case), "{case:?}");
+    judge_decisions(record, case, attempts);
     let remote = record
         .chosen()
         .is_some_and(|chosen| chosen.kind == Kind::Remote);
@@ -128,33 +111,82 @@ fn judge_record(record: &DecisionRecord, case: &Played, tokens: usize) {
             "{case:?}"
         );
     } else if attempts > 0 {
-        assert_eq!(remote, case.way != Way::Local, "{case:?}");
+        assert_eq!(remote, case.first.is_remote(), "{case:?}");
     }
-    reached(record, case);
+    for (number, attempt) in (1..).zip(case.attempts()) {
+        reached(record, number, &attempt);
+    }
 }
 
-/// The first attempt had come to its phase, and no farther.
-fn reached(record: &DecisionRecord, case: &Played) {
-    let Some(entered) = state_of(case.phase) else {
+/// Each attempt that was placed was placed as the first, but not on the worker that failed.
+fn judge_decisions(record: &DecisionRecord, case: &Played, attempts: u32) {
+    let first = record.chosen().into_iter();
+    let later = record.later_decisions.iter();
+    let chosen: Vec<&RecordedCandidate> = first
+        .chain(later.filter_map(|later| later.chosen()))
+        .collect();
+    // A worker that goes on with what it has reserved is not looked for.
+    let in_place = u32::from(case.way == Way::Recompute) + u32::from(case.then == Then::Recomputed);
+    if let Then::Served { .. } | Then::Recomputed | Then::ComputedWhole = case.then {
+        assert_eq!(chosen.len() as u32, attempts - in_place, "{case:?}");
+    }
+    for pair in chosen.windows(2) {
+        let differ = (&pair[0].prefill, &pair[0].decode) != (&pair[1].prefill, &pair[1].decode);
+        assert!(differ, "{case:?}: {:?}", pair[1]);
+    }
+    if let Then::Served { .. } = case.then {
+        let numbers = record.later_decisions.iter().map(|later| later.attempt);
+        assert!(in_place > 0 || numbers.eq(2..=attempts), "{case:?}");
+        let kind = chosen[0].kind;
+        assert!(chosen.iter().all(|one| one.kind == kind), "{case:?}");
+    }
+}
+
+/// Why the run has left its remote plan, if it has.
+fn fallback(case: &Played) -> Option<&'static str> {
+    let attempts = case.attempts();
+    let left = |attempt: &Attempt| match attempt.how {
+        How::TransferFails("a-word-of-tomorrow") => "protocol-error",
+        How::TransferFails(cause) => cause,
+        How::TransferSlow => "timeout",
+        How::PrefillBreaks | How::PrefillFails => "prefill-lost",
+        How::DecodeBreaks => "decode-lost",
+        other => panic!("{case:?}: {other:?} is no cause"),
+    };
+    let within = attempts.windows(2);
+    let mut within = within.filter(|pair| pair[0].way.is_remote() && !pair[1].way.is_remote());
+    if let Some(pair) = within.next() {
+        return Some(left(&pair[0]));
+    }
+    let whole = matches!(case.then, Then::Recomputed | Then::ComputedWhole);
+    whole.then(|| left(attempts.last().unwrap()))
+}
+
+/// An attempt had come to its phase, and no farther.
+fn reached(record: &DecisionRecord, number: u32, attempt: &Attempt) {
+    let Some(entered) = state_of(attempt.phase) else {
         return;
     };
-    let first = record.states.iter().filter(|entry| entry.attempt == 1);
-    let first: Vec<&str> = first.map(|entry| entry.state.as_str()).collect();
-    assert!(first.contains(&entered.word()), "{case:?}: {first:?}");
-    let later = case
-        .way
-        .phases()
-        .iter()
-        .filter(|phase| **phase > case.phase);
+    // A run begins to stream once.
+    let mut before = record.states.iter().filter(|entry| entry.attempt < number);
+    let streams = before.any(|entry| entry.state == State::Streaming.word());
+    let states = record.states.iter().filter(|entry| entry.attempt == number);
+    let states: Vec<&str> = states.map(|entry| entry.state.as_str()).collect();
+    assert!(
+        states.contains(&entered.word()) || streams && entered == State::Streaming,
+        "{attempt:?}: {states:?}"
+    );
+    let later = attempt.way.phases().iter();
+    let later = later.filter(|phase| **phase > attempt.phase);
     for state in later.filter_map(|phase| state_of(*phase)) {
         // The first token of a prefill worker is streamed before decode begins.
-        let streamed = case.way == Way::FirstByPrefill
+        let streamed = attempt.way == Way::FirstByPrefill
             && state == State::Streaming
-            && case.phase >= Phase::PrefillCompleted;
+            && attempt.phase >= Phase::PrefillCompleted;
         let may_be = state == entered || streamed;
         assert!(
-            may_be || !first.contains(&state.word()),
-            "{case:?}: {first:?}"
+            may_be || !states.contains(&state.word()),
+            "{attempt:?}: {states:?}"
         );
     }
 }
@@ -163,7 +195,7 @@ fn reached(record: &DecisionRecord, case: &Played) {
 fn state_of(phase: Phase) -> Option<State> {
     Some(match phase {
         Phase::Accepted => return None,
-        Phase::RouteSelected | Phase::Reserved => State::RouteSelected,
+        Phase::RouteSelected | Phase::Reserved | Phase::Leased => State::RouteSelected,
         Phase::PrefillStarted => State::PrefillStarted,
         Phase::TransferStarted => State::KvTransferStarted,
         Phase::PrefillCompleted => State::PrefillCompleted,
