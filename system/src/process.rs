@@ -31,6 +31,8 @@ impl Process {
                 std::env::var("RUST_LOG").ok().as_deref(),
             )))
             .with_writer(std::io::stderr)
+            // It would complain about a full disk on the same standard error, and end the thread that had something to say.
+            .log_internal_errors(false)
             .with_ansi(false)
             .init();
         let mut builder = tokio::runtime::Builder::new_multi_thread();
