@@ -1,10 +1,10 @@
 //! A second router over chosen workers of a fleet: the real ones, or stand-ins before them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -54,7 +54,20 @@ impl LoneRouter {
     /// # Errors
     /// It does not start, or does not know all of them in time.
     pub async fn with(fleet: &Fleet, stand_ins: &[&Interposer], flags: &[&str]) -> Result<Self> {
-        Self::start(fleet, &list(fleet, stand_ins)?, flags).await
+        Self::start(fleet, &list(fleet, stand_ins)?, None, flags).await
+    }
+
+    /// Over all workers of the fleet, with a state folder that stays when it ends: the next one finds what it left.
+    ///
+    /// # Errors
+    /// It does not start, or does not know all of them in time.
+    pub async fn beside(fleet: &Fleet, state: &Path) -> Result<Self> {
+        let workers = fleet.processes()?.into_iter();
+        let workers = workers.filter(|process| matches!(&*process.role, "prefill" | "decode"));
+        let workers: Vec<Value> = workers
+            .map(|process| json!({"name": process.name, "control": process.address}))
+            .collect();
+        Self::start(fleet, &workers, Some(state), &[]).await
     }
 
     /// Over these stand-ins only.
@@ -62,14 +75,19 @@ impl LoneRouter {
     /// # Errors
     /// It does not start, or does not know all of them in time.
     pub async fn between(fleet: &Fleet, stand_ins: &[&Interposer]) -> Result<Self> {
-        Self::start(fleet, &lines(stand_ins), &[]).await
+        Self::start(fleet, &lines(stand_ins), None, &[]).await
     }
 
-    async fn start(fleet: &Fleet, list: &[Value], flags: &[&str]) -> Result<Self> {
+    async fn start(
+        fleet: &Fleet,
+        list: &[Value],
+        state: Option<&Path>,
+        flags: &[&str],
+    ) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let workers = folder.path().join("workers.json");
         std::fs::write(&workers, json!(list).to_string())?;
-        let state = folder.path().join("state");
+        let state = state.map_or_else(|| folder.path().join("state"), Path::to_owned);
         let policies = fleet.state().join("configuration/policies.json");
         let key = fleet.state().join("hash.key");
         let arguments = [
@@ -89,17 +107,25 @@ impl LoneRouter {
         let arguments = [&arguments, flags].concat();
         let mut process = Process::start("baton-router", folder.path(), &arguments, &[])?;
         let found = wait::until("the router listens", SOON, async || {
+            // First: what it wrote last is in the text then.
+            let ended = process.ended();
             let text = format!("{}{}", process.output(), process.errors());
             let address = |field: &str| {
                 let (_, rest) = text.split_once(field)?;
                 rest.split_whitespace().next()?.parse().ok()
             };
             match (address(" listen="), address(" admin=")) {
-                (Some(api), Some(admin)) => Ok((Client::new(api), Client::new(admin))),
-                _ => Err(format!("ended: {:?}; {}", process.ended(), tail(&text, 5))),
+                (Some(api), Some(admin)) => Ok(Ok((Client::new(api), Client::new(admin)))),
+                _ => match ended {
+                    Some(status) => Ok(Err(anyhow!(
+                        "the router ended with {status}: {}",
+                        tail(&text, 5)
+                    ))),
+                    None => Err(tail(&text, 5)),
+                },
             }
         });
-        let (api, admin) = found.await?;
+        let (api, admin) = found.await.and_then(|found| found)?;
         let router = Self {
             process,
             folder,
