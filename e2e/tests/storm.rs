@@ -1,6 +1,7 @@
 //! A thousand requests of random length, one in five given up at a random moment, a worker killed every ten seconds; then, with
-//! nobody killed, whether memory stays flat. Real arithmetic over the tiny model, eight clients at a time.
+//! nobody killed, some thousands more. Whether memory stays flat, in both. Real arithmetic over the tiny model, eight clients at a time.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -8,14 +9,21 @@ use anyhow::{Context, Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::{Ask, Output};
-use baton_e2e::scenario;
+use baton_e2e::process::resident_bytes;
+use baton_e2e::{scenario, told, wait};
 use baton_placement::rng::Rng;
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt, stream};
+use serde_json::Value;
+use tokio::time::Instant;
 
 const REQUESTS: usize = 1_000;
 const CLIENTS: usize = 8;
 
-/// Between two kills.
+/// In the order in which they are killed.
+const WORKERS: [&str; 4] = ["prefill-0", "decode-0", "prefill-1", "decode-1"];
+
+/// From one kill to the next, however long the killed one takes to be back.
 const KILL_EVERY: Duration = Duration::from_secs(10);
 
 /// Nothing is answered later than this: the policy's total deadline and a little for a busy machine.
@@ -24,29 +32,41 @@ const STUCK: Duration = Duration::from_secs(60);
 /// Leases last three seconds, a dead connection is noticed within five.
 const SETTLED: Duration = Duration::from_secs(15);
 
-/// Longest pause of a client before its next request: the thousand last for several kills.
+/// Longest pause of a client before its next request, milliseconds. With it the thousand last for 50 seconds at least, which is four
+/// kills, and for a minute where a run takes a tenth of a second.
 const LONGEST_THOUGHT: usize = 500;
 
-/// Growth of one process over a thousand requests that is not called flat. Allocators keep what they once had: the first thousand
-/// are not counted.
-const FLAT: u64 = 24 << 20;
+/// Runs whose duration is measured before anybody leaves.
+const MEASURED: usize = 100;
+
+/// Growth over a thousand requests from which on a process is not called flat: 4 KiB a request, as much as its decision record. See
+/// [`growth`].
+const FLAT: f64 = 4.0 * 1024.0 * 1024.0;
+
+/// Thousands of requests that do not count: heaps, the router's ring of the last 1,024 records and the workers' blocks fill up.
+const WARM: usize = 2;
+/// Thousands that do.
+const ROUNDS: usize = 3;
 
 /// One request and what its client does.
 #[derive(Clone, Debug)]
 struct Plan {
     ask: Ask,
-    /// The client goes away after this many milliseconds.
-    gone_after: Option<u64>,
+    /// The client goes away after this part of what a run takes.
+    leaves: Option<f64>,
     thinks: Duration,
 }
 
-/// What became of a request that its client waited for.
+/// What became of a request.
 #[derive(Debug)]
 enum End {
     Answered(Box<Output>),
     Failed(String),
     GivenUp,
 }
+
+/// So many requests had ended when a process had so many bytes.
+type Sample = (usize, u64);
 
 fn plan(round: usize, index: usize) -> Plan {
     let number = round * REQUESTS + index;
@@ -61,22 +81,29 @@ fn plan(round: usize, index: usize) -> Plan {
         .chain((0..own).map(|place| token(100 + number, place)))
         .filter_map(|token| u32::try_from(token).ok())
         .collect();
-    let output = u32::try_from(1 + random.below(48)).unwrap_or(1);
+    let leaves = (random.below(5) == 0).then(|| random.unit());
+    // Timers count milliseconds: whoever leaves asks for so much that there are some to leave in.
+    let fewest = if leaves.is_some() { 24 } else { 1 };
+    let output = u32::try_from(fewest + random.below(49 - fewest)).unwrap_or(1);
     let mode = ["Aggregated", "Disaggregated", "Conditional"][random.below(3)];
     Plan {
         ask: Ask::ids("tiny", &prompt, output)
             .with("ignore_eos", true)
             .mode(mode),
-        gone_after: (random.below(5) == 0).then(|| random.below(30) as u64),
+        leaves,
         thinks: Duration::from_millis(random.below(LONGEST_THOUGHT) as u64),
     }
 }
 
-async fn send(fleet: &Fleet, plan: &Plan) -> Result<End> {
+fn plans(round: usize) -> Vec<Plan> {
+    (0..REQUESTS).map(|index| plan(round, index)).collect()
+}
+
+async fn send(fleet: &Fleet, plan: &Plan, run: Duration) -> Result<End> {
     let answer = tokio::time::timeout(STUCK, plan.ask.send(&fleet.api));
     let gone = async {
-        match plan.gone_after {
-            Some(after) => tokio::time::sleep(Duration::from_millis(after)).await,
+        match plan.leaves {
+            Some(part) => tokio::time::sleep(run.mul_f64(part)).await,
             None => std::future::pending().await,
         }
     };
@@ -90,14 +117,22 @@ async fn send(fleet: &Fleet, plan: &Plan) -> Result<End> {
     }
 }
 
-/// All plans, eight at a time.
-async fn storm(fleet: &Fleet, plans: &[Plan], thinking: bool) -> Result<Vec<End>> {
+/// All plans, eight at a time. A run takes `run`, as those who leave believe.
+async fn storm(
+    fleet: &Fleet,
+    plans: &[Plan],
+    run: Duration,
+    thinking: bool,
+    ended: &Cell<usize>,
+) -> Result<Vec<End>> {
     stream::iter(plans)
         .map(async |plan| {
             if thinking {
                 tokio::time::sleep(plan.thinks).await;
             }
-            send(fleet, plan).await
+            let end = send(fleet, plan, run).await;
+            ended.set(ended.get() + 1);
+            end
         })
         .buffered(CLIENTS)
         .collect::<Vec<_>>()
@@ -106,63 +141,139 @@ async fn storm(fleet: &Fleet, plans: &[Plan], thinking: bool) -> Result<Vec<End>
         .collect()
 }
 
-/// Kills one worker after the other, for ever.
-async fn kill_workers(fleet: &Fleet, kills: &mut u32) -> Result<()> {
-    let names = ["prefill-0", "decode-0", "prefill-1", "decode-1"];
-    for name in names.iter().cycle() {
-        tokio::time::sleep(KILL_EVERY).await;
-        let killed = fleet.kill(fleet.named(name)?).await?;
-        *kills += 1;
-        fleet.back(&killed).await?;
-    }
-    Ok(())
-}
-
-/// Every completed answer is that of a worker that computed everything itself.
-async fn compare(fleet: &Fleet, plans: &[Plan], ends: &[End]) -> Result<usize> {
-    let completed: Vec<(&Plan, &Output)> = plans
-        .iter()
-        .zip(ends)
-        .filter_map(|(plan, end)| match end {
-            End::Answered(output) => Some((plan, &**output)),
-            _ => None,
-        })
-        .collect();
-    let references: Vec<Result<Output>> = stream::iter(&completed)
-        .map(async |(plan, _)| {
-            let reference = plan.ask.clone().mode("Aggregated");
-            let reference = reference.with("cache_salt", "reference");
-            Ok(reference.send(&fleet.api).await?.output)
+/// How long runs last that somebody will leave: three of four last longer, so that most are left before they have ended. Whoever is
+/// measured stays.
+async fn measured(fleet: &Fleet, thinking: bool) -> Result<Duration> {
+    let plans = plans(0).into_iter().filter(|plan| plan.leaves.is_some());
+    let plans: Vec<Plan> = plans.take(MEASURED).collect();
+    let lasted: Vec<Result<Duration>> = stream::iter(&plans)
+        .map(async |plan| {
+            if thinking {
+                tokio::time::sleep(plan.thinks).await;
+            }
+            let began = Instant::now();
+            plan.ask.send(&fleet.api).await?;
+            Ok(began.elapsed())
         })
         .buffered(CLIENTS)
         .collect()
         .await;
-    for ((plan, output), reference) in completed.iter().zip(references) {
-        let reference = reference.context("the aggregated answer")?;
-        ensure!(
-            **output == reference,
-            "another answer to {:?}: {output:?} instead of {reference:?}",
-            plan.ask
-        );
-    }
-    Ok(completed.len())
+    let mut lasted: Vec<Duration> = lasted.into_iter().collect::<Result<_>>()?;
+    lasted.sort_unstable();
+    let run = lasted.get(lasted.len() / 4).context("nothing measured")?;
+    Ok(*run)
 }
 
-/// Resident bytes of each process, by name.
-fn memory(fleet: &Fleet) -> Result<BTreeMap<String, u64>> {
-    fleet
-        .processes()?
-        .into_iter()
-        .map(|process| {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid))?;
-            let kilobytes = status
-                .lines()
-                .find_map(|line| line.strip_prefix("VmRSS:"))
-                .and_then(|text| text.trim().strip_suffix(" kB"))
-                .context("no VmRSS")?;
-            Ok((process.name, kilobytes.trim().parse::<u64>()? * 1024))
+/// What a worker answers to each plan that computes everything itself.
+async fn references(fleet: &Fleet, plans: &[Plan]) -> Result<Vec<Output>> {
+    stream::iter(plans)
+        .map(async |plan| {
+            let reference = plan.ask.clone().mode("Aggregated");
+            let reference = reference.with("cache_salt", "reference");
+            let answer = reference.send(&fleet.api).await;
+            Ok(answer.context("the aggregated answer")?.output)
         })
+        .buffered(CLIENTS)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
         .collect()
+}
+
+/// How many answers there are; each is its reference.
+fn compare(plans: &[Plan], ends: &[End], references: &[Output]) -> Result<usize> {
+    let mut compared = 0;
+    for ((plan, end), reference) in plans.iter().zip(ends).zip(references) {
+        if let End::Answered(output) = end {
+            ensure!(
+                **output == *reference,
+                "another answer to {:?}: {output:?} instead of {reference:?}",
+                plan.ask
+            );
+            compared += 1;
+        }
+    }
+    Ok(compared)
+}
+
+/// What is seen while workers are killed.
+#[derive(Debug, Default)]
+struct Killing {
+    killed: Vec<&'static str>,
+    /// Of the router, just before each kill.
+    samples: Vec<Sample>,
+}
+
+/// Kills one worker after the other, for ever. That each comes back is watched aside.
+async fn kill_workers(fleet: &Fleet, ended: &Cell<usize>, killing: &mut Killing) -> Result<()> {
+    let router = fleet.first("router")?.pid;
+    let mut clock = tokio::time::interval_at(Instant::now() + KILL_EVERY, KILL_EVERY);
+    let mut returns = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            _ = clock.tick() => {
+                killing.samples.push((ended.get(), resident_bytes(router)?));
+                let name = WORKERS[killing.killed.len() % WORKERS.len()];
+                let killed = fleet.kill(fleet.named(name)?).await?;
+                killing.killed.push(name);
+                returns.push(async move { fleet.back(&killed).await });
+            }
+            Some(back) = returns.next() => {
+                back?;
+            }
+        }
+    }
+}
+
+/// Runs that their clients left, by the state that they had come to.
+fn left(fleet: &Fleet) -> Result<BTreeMap<String, usize>> {
+    let mut left = BTreeMap::new();
+    for entry in std::fs::read_dir(fleet.state().join("decisions"))? {
+        for line in std::fs::read_to_string(entry?.path())?.lines() {
+            let record: Value = serde_json::from_str(line)?;
+            if record["outcome"]["status"] != "Cancelled" {
+                continue;
+            }
+            let states = record["states"].as_array().context("no states")?;
+            let states = states.iter().filter_map(|entry| entry["state"].as_str());
+            let last = states.rev().find(|state| *state != "cancelled");
+            *left.entry(last.unwrap_or("none").to_owned()).or_default() += 1;
+        }
+    }
+    Ok(left)
+}
+
+/// Bytes that a process grows by in a thousand requests: the median of what it grew by from sample to sample, of two the lower one.
+///
+/// Allocators take memory in large pieces, at once, and give some back at any time, so that a process that leaks nothing is some
+/// megabytes larger after one stretch and not after the next. A leak makes it larger in each. So what counts is what more than half of
+/// the stretches show, however much a single one does.
+fn growth(samples: &[Sample]) -> Result<f64> {
+    let mut growths: Vec<f64> = samples
+        .windows(2)
+        .map(|pair| {
+            let requests = pair[1].0.saturating_sub(pair[0].0).max(1);
+            (pair[1].1 as f64 - pair[0].1 as f64) * 1_000.0 / requests as f64
+        })
+        .collect();
+    growths.sort_by(f64::total_cmp);
+    let lower = growths.len().checked_sub(1).context("one sample")? / 2;
+    Ok(growths[lower])
+}
+
+/// # Errors
+/// It is not.
+fn is_flat(name: &str, samples: &[Sample]) -> Result<()> {
+    let grown = growth(samples)?;
+    let shown = samples.iter().map(|(ended, bytes)| {
+        let kibibytes = bytes >> 10;
+        format!("{kibibytes} KiB after {ended}")
+    });
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    let line = format!("{name}: {:.0} KiB a thousand: {shown}", grown / 1024.0);
+    told(&line);
+    ensure!(grown < FLAT, "memory is not flat: {line}");
+    Ok(())
 }
 
 fn manifest() -> Manifest {
@@ -175,25 +286,30 @@ fn manifest() -> Manifest {
 }
 
 #[test]
-#[allow(
-    clippy::print_stdout,
-    reason = "what was seen, for a reader of the log"
-)]
 fn a_thousand_requests_while_workers_are_killed() {
     scenario(async {
         let fleet = Fleet::of(&manifest()).await?;
-        let plans: Vec<Plan> = (0..REQUESTS).map(|index| plan(1, index)).collect();
-        let mut kills = 0;
+        let plans = plans(1);
+        // First: they warm the router, whose memory is judged, and fill its ring of records.
+        let references = references(&fleet, &plans).await?;
+        let run = measured(&fleet, true).await?;
+        let ended = Cell::new(REQUESTS + MEASURED);
+        let mut killing = Killing::default();
         let ends = tokio::select! {
-            ends = storm(&fleet, &plans, true) => ends?,
-            killing = kill_workers(&fleet, &mut kills) => {
+            ends = storm(&fleet, &plans, run, true, &ended) => ends?,
+            killing = kill_workers(&fleet, &ended, &mut killing) => {
                 killing?;
                 anyhow::bail!("killing ended")
             }
         };
-        ensure!(kills >= 2, "{kills} kills: the storm was too short");
-        for name in ["prefill-0", "decode-0", "prefill-1", "decode-1"] {
-            baton_e2e::wait::until("every worker is back", SETTLED * 2, async || {
+        let kills = killing.killed.len();
+        // Each worker once, in their order.
+        ensure!(
+            kills >= WORKERS.len(),
+            "{kills} kills: the storm was too short"
+        );
+        for name in WORKERS {
+            wait::until("every worker is back", SETTLED * 2, async || {
                 fleet
                     .named(name)
                     .map(|_| ())
@@ -203,10 +319,9 @@ fn a_thousand_requests_while_workers_are_killed() {
         }
         fleet.idle(SETTLED * 2).await?;
 
-        let given_up = ends
-            .iter()
-            .filter(|end| matches!(end, End::GivenUp))
-            .count();
+        let count = |those: fn(&End) -> bool| ends.iter().filter(|end| those(end)).count();
+        let given_up = count(|end| matches!(end, End::GivenUp));
+        let leavers = plans.iter().filter(|plan| plan.leaves.is_some()).count();
         let failed: Vec<&String> = ends
             .iter()
             .filter_map(|end| match end {
@@ -221,50 +336,48 @@ fn a_thousand_requests_while_workers_are_killed() {
             failed.len(),
             failed.iter().take(5).collect::<Vec<_>>()
         );
-        let compared = compare(&fleet, &plans, &ends).await?;
-        // One in five means to; some of them are answered first.
-        ensure!(
-            given_up >= 20 && compared > REQUESTS / 2,
-            "{given_up} given up, {compared} compared: not the storm that this is meant to be"
-        );
-        println!(
-            "{REQUESTS} requests, {given_up} given up, {kills} kills, {} failed, {compared} equal to the aggregated answer",
+        let compared = compare(&plans, &ends, &references)?;
+        let left = left(&fleet)?;
+        told(&format!(
+            "{REQUESTS} requests, {given_up} of {leavers} given up within {run:?}, last in {left:?}; {kills} kills, {} failed, \
+             {compared} equal to the aggregated answer",
             failed.len()
+        ));
+        // Some are answered before their client would have gone.
+        ensure!(
+            given_up * 4 >= leavers * 3 && compared > REQUESTS / 2,
+            "not the storm that this is meant to be"
         );
-        fleet.idle(SETTLED).await?;
+        ensure!(left.len() >= 3, "all were left in the same states");
+        let router = fleet.first("router")?.pid;
+        killing.samples.push((ended.get(), resident_bytes(router)?));
+        is_flat("router", &killing.samples)?;
         fleet.end().await
     });
 }
 
 #[test]
-#[allow(
-    clippy::print_stdout,
-    reason = "what was seen, for a reader of the log"
-)]
-fn memory_is_flat_over_a_thousand_requests() {
+fn memory_is_flat_over_three_thousand_requests() {
     scenario(async {
         let fleet = Fleet::of(&manifest()).await?;
-        let mut before = BTreeMap::new();
-        for round in 2..4 {
-            before = memory(&fleet)?;
-            let plans: Vec<Plan> = (0..REQUESTS).map(|index| plan(round, index)).collect();
-            for end in storm(&fleet, &plans, false).await? {
+        let run = measured(&fleet, false).await?;
+        let ended = Cell::new(0);
+        let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
+        for round in 1..=WARM + ROUNDS {
+            for end in storm(&fleet, &plans(round + 1), run, false, &ended).await? {
                 ensure!(!matches!(end, End::Failed(_)), "nobody was killed: {end:?}");
             }
             fleet.idle(SETTLED).await?;
+            if round >= WARM {
+                for process in fleet.processes()? {
+                    let sample = (ended.get(), resident_bytes(process.pid)?);
+                    samples.entry(process.name).or_default().push(sample);
+                }
+            }
         }
-        let after = memory(&fleet)?;
-        for (name, now) in &after {
-            let then = before.get(name).with_context(|| format!("{name} is new"))?;
-            println!(
-                "{name}: {} MiB, {} MiB a thousand requests before",
-                now >> 20,
-                then >> 20
-            );
-            ensure!(
-                now.saturating_sub(*then) < FLAT,
-                "{name} grew from {then} to {now} bytes in a thousand requests"
-            );
+        for (name, samples) in &samples {
+            ensure!(samples.len() == ROUNDS + 1, "{name} is not what it was");
+            is_flat(name, samples)?;
         }
         fleet.end().await
     });
