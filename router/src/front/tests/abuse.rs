@@ -54,9 +54,18 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn bodies_that_are_no_request_are_told_why() {
-    let served = served(Setup::new(says("x", Stop))).await;
+    let mut setup = Setup::new(says("x", Stop));
+    // One that shows calls: of another, their being dropped would be what is wrong.
+    let template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% if m.tool_calls %}!{{ m.tool_calls[0].function.name }}{% endif %};{% endfor %}";
+    setup.scripted.artifacts = Some(Arc::new(artifacts(template)));
+    let served = served(setup).await;
     let message = |content: &str| format!(r#"{{"model":"tiny","messages":[{content}]}}"#);
     let user = |content: &str| message(&format!(r#"{{"role":"user","content":{content}}}"#));
+    let assistant = |more: &str| {
+        message(&format!(
+            r#"{{"role":"user","content":"hi"}},{{"role":"assistant","content":null{more}}}"#
+        ))
+    };
     let with =
         |field: &str| user(r#""hi""#).replace("\"messages\"", &format!("{field},\"messages\""));
     let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
@@ -83,6 +92,14 @@ async fn bodies_that_are_no_request_are_told_why() {
         (message(""), 400, Some("messages"), None),
         (message("[]"), 400, Some("messages[0]"), None),
         (user("null"), 400, Some("messages[0].content"), None),
+        // Only who calls may say nothing.
+        (assistant(""), 400, Some("messages[1].content"), None),
+        (
+            assistant(r#","tool_calls":[]"#),
+            400,
+            Some("messages[1].content"),
+            None,
+        ),
         (user("{}"), 400, Some("messages[0].content"), None),
         (user("[[]]"), 400, Some("messages[0].content[0]"), None),
         (
@@ -133,6 +150,14 @@ async fn bodies_that_are_no_request_are_told_why() {
             Some("model_not_found"),
         ),
         // Strange, and served.
+        (
+            assistant(
+                r#","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]"#,
+            ),
+            200,
+            None,
+            None,
+        ),
         (
             user(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#),
             200,
@@ -312,7 +337,8 @@ async fn http_that_is_wrong_or_rare_is_refused_or_served() {
 #[tokio::test]
 async fn a_body_of_two_hundred_megabytes_is_told_that_it_is_too_large() {
     let served = served(Setup::new(says("x", Stop))).await;
-    // Whether it is announced or not, and even while it is still being sent.
+    // Announced, and refused while it is still being sent. What such bodies cost a router, also one that does not say its length, is
+    // seen on a process: `front_door` of the end-to-end tests.
     let body = vec![b' '; 200_000_000];
     let answer = raw(served.address, &posted(CHAT, &body)).await;
     assert_eq!(told(&answer), (413, None, Some("request_too_large".into())));
