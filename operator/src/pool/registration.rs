@@ -8,6 +8,7 @@
 
 use baton_crds::{labels, pool};
 use baton_protocol::card::Card;
+use baton_protocol::identity::{Fact, FactSource};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -82,6 +83,44 @@ pub(crate) fn condition(
     })
 }
 
+/// A field, what is declared of it, and what the card says.
+type Compared = (&'static str, Option<String>, String);
+
+/// What is declared of a server that runs by itself, where the daemon beside it has seen what is so: a fact that was copied from the
+/// declaration proves nothing.
+fn observed_facts(
+    card: &Card,
+    declared: impl Fn(&str) -> Option<String>,
+) -> impl Iterator<Item = Compared> {
+    let compared = [
+        (
+            "parallelism.tensor",
+            declared("/parallelism/tensor"),
+            seen(&card.layout.tensor),
+        ),
+        (
+            "parallelism.pipeline",
+            declared("/parallelism/pipeline"),
+            seen(&card.layout.pipeline),
+        ),
+        (
+            "engine.dtype",
+            // A cache of type Auto has the type of the weights, unless these bring the scales of a narrow one with them.
+            declared("/engine/dtype")
+                .filter(|_| declared("/engine/kvCacheDtype").is_none_or(|kv| kv == "Auto")),
+            seen(&card.identity.kv_dtype).filter(|dtype| !dtype.starts_with("F8")),
+        ),
+    ];
+    compared
+        .into_iter()
+        .filter_map(|(field, declared, seen)| Some((field, declared, seen?)))
+}
+
+fn seen<T: ToString>(fact: &Fact<T>) -> Option<String> {
+    let fact = (fact.source() == FactSource::Observed).then_some(fact)?;
+    fact.known().map(T::to_string)
+}
+
 /// Fields in which a worker is not what its pod was made to be, each with both values.
 fn contradictions(
     card: &Card,
@@ -97,7 +136,7 @@ fn contradictions(
         Some(Value::Number(number)) => Some(number.to_string()),
         _ => None,
     };
-    let mut fields = vec![
+    let mut fields: Vec<Compared> = vec![
         (
             "worker",
             Some(member.name.to_owned()),
@@ -135,6 +174,7 @@ fn contradictions(
             card.capacity.block_size.to_string(),
         ),
     ];
+    fields.extend(observed_facts(card, declared));
     // What the configuration does not carry is known for the current spec alone.
     if member.revision == current {
         let engine = &observed.pool.spec.engine;

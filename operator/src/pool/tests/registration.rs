@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use baton_crds::labels;
 use baton_protocol::card::{Card, Role};
+use baton_protocol::identity::Fact;
 use k8s_openapi::api::core::v1::PodCondition;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::scene::{Scene, pod, ready};
+use super::scene::{Scene, lay_over, pod, ready};
 use crate::pool::{Action, Plan};
 
 fn gate(plan: &Plan) -> Option<PodCondition> {
@@ -39,6 +40,23 @@ fn starting() -> Scene {
     Scene::new(&json!({"replicas": 1, "model": {"revision": "r1"}})).with([pod("a").running()])
 }
 
+/// A pool of servers with a daemon beside each, which sees what they are.
+fn beside(change: &Value) -> Scene {
+    let mut spec = json!({
+        "replicas": 1,
+        "model": {"revision": "r1", "source": {"uri": null, "persistentVolumeClaim": "models/tiny"}},
+        "engine": {"type": "VLLM", "image": "vllm:1"},
+    });
+    lay_over(&mut spec, change);
+    let mut scene = Scene::new(&spec);
+    scene.observed.settings.worker_image = Some("worker:1".to_owned());
+    scene.with([pod("a").running()])
+}
+
+fn served() -> Scene {
+    beside(&json!({"engine": {"dtype": "BF16"}, "parallelism": {"pipeline": 2}}))
+}
+
 fn with_card(mut scene: Scene, change: impl FnOnce(&mut Card)) -> Scene {
     let report = scene.observed.workers.get_mut("a").unwrap();
     change(report.card.as_mut().unwrap());
@@ -62,7 +80,8 @@ fn a_pod_whose_worker_was_not_asked_yet_is_left_alone() {
 #[test]
 fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
     type Change = fn(&mut Card);
-    let cases: [(&str, Change); 9] = [
+    type Start = fn() -> Scene;
+    let builtin: [(&str, Change); 9] = [
         ("worker is \"b\" on the card, declared is \"a\"", |card| {
             card.worker = "b".into();
         }),
@@ -108,8 +127,28 @@ fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
             },
         ),
     ];
-    for (said, change) in cases {
-        let plan = with_card(starting(), change).plan();
+    let server: [(&str, Change); 4] = [
+        (
+            "parallelism.tensor is \"2\" on the card, declared is \"1\"",
+            |card| card.layout.tensor = Fact::observed(2),
+        ),
+        (
+            "parallelism.pipeline is \"1\" on the card, declared is \"2\"",
+            |card| card.layout.pipeline = Fact::observed(1),
+        ),
+        (
+            "engine.dtype is \"F16\" on the card, declared is \"BF16\"",
+            |card| card.identity.kv_dtype = Fact::observed("F16".into()),
+        ),
+        (
+            "engine.connector is \"None\" on the card, declared is \"Nixl\"",
+            |card| card.engine.connector = "None".into(),
+        ),
+    ];
+    let of = |start: Start| move |(said, change): (&'static str, Change)| (start, said, change);
+    let cases = builtin.into_iter().map(of(starting));
+    for (start, said, change) in cases.chain(server.into_iter().map(of(served))) {
+        let plan = with_card(start(), change).plan();
         let gate = gate(&plan).unwrap();
         assert_eq!(
             (gate.status.as_str(), gate.reason.as_deref()),
@@ -126,12 +165,51 @@ fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
 }
 
 #[test]
+fn what_is_declared_of_a_server_is_held_only_against_what_was_seen_of_it() {
+    type Change = fn(&mut Card);
+    let cases: [(&str, Value, Change); 5] = [
+        ("all as declared", json!({}), |_| ()),
+        (
+            "the daemon has seen no sizes: what it says is the declaration",
+            json!({}),
+            |card| {
+                card.layout.tensor = Fact::declared(2);
+                card.layout.pipeline = Fact::unknown();
+                card.identity.kv_dtype = Fact::declared("F16".into());
+            },
+        ),
+        (
+            "weights that bring scales along narrow a cache of type Auto",
+            json!({}),
+            |card| card.identity.kv_dtype = Fact::observed("F8E4M3".into()),
+        ),
+        (
+            "the cache has a type of its own",
+            json!({"engine": {"kvCacheDtype": "F16"}}),
+            |card| card.identity.kv_dtype = Fact::observed("F16".into()),
+        ),
+        (
+            "the scales of KV are not the scheme of the weights",
+            json!({"engine": {"quantization": "Awq"}}),
+            |card| card.identity.quantization = Fact::observed("None".into()),
+        ),
+    ];
+    for (why, spec, change) in cases {
+        let mut declared = json!({"engine": {"dtype": "BF16"}, "parallelism": {"pipeline": 2}});
+        lay_over(&mut declared, &spec);
+        let plan = with_card(beside(&declared), change).plan();
+        let gate = gate(&plan).unwrap();
+        assert_eq!(gate.status, "True", "{why}: {:?}", gate.message);
+    }
+}
+
+#[test]
 fn a_declared_type_of_the_cache_is_held_against_the_card() {
     let change = json!({"replicas": 1, "engine": {"kvCacheDtype": "F16"}});
     let scene = || Scene::new(&change).with([pod("a").running()]);
     assert_eq!(gate(&scene().plan()).unwrap().status, "True");
     let other = with_card(scene(), |card| {
-        card.identity.kv_dtype = baton_protocol::identity::Fact::observed("f32".into());
+        card.identity.kv_dtype = Fact::observed("f32".into());
     });
     let message = gate(&other.plan()).unwrap().message.unwrap();
     assert!(

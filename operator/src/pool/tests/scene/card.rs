@@ -2,7 +2,7 @@
 
 use baton_crds::labels;
 use baton_protocol::card::{Capacity, Card, ChunkPolicy, EngineName, ModelName, Role};
-use baton_protocol::identity::{Fact, SemanticIdentity};
+use baton_protocol::identity::{Fact, Layout, SemanticIdentity};
 use baton_protocol::samples;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
@@ -17,10 +17,24 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
     };
     let block_size = configuration.pointer("/engine/blockSize").unwrap();
     let block_size = u32::try_from(block_size.as_u64().unwrap()).unwrap();
+    // Of a server beside the daemon alone.
+    let told = |pointer: &str| configuration.pointer(pointer).and_then(Value::as_str);
+    let devices = |pointer: &str| {
+        let count = configuration.pointer(pointer).and_then(Value::as_u64);
+        Fact::observed(u32::try_from(count.unwrap_or(1)).unwrap())
+    };
     let sample = samples::card(&text("/name"));
     let identity = SemanticIdentity {
         block_size: Fact::observed(block_size),
+        kv_dtype: told("/engine/dtype").map_or(sample.identity.kv_dtype, |dtype| {
+            Fact::observed(dtype.to_owned())
+        }),
         ..sample.identity
+    };
+    let layout = Layout {
+        tensor: devices("/parallelism/tensor"),
+        pipeline: devices("/parallelism/pipeline"),
+        ..sample.layout
     };
     Card {
         pool: text("/pool"),
@@ -35,8 +49,11 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
         },
         kv_identity: identity.digest(),
         identity,
+        layout_digest: layout.digest(),
+        layout,
         engine: EngineName {
             kind: text("/engine/type"),
+            connector: told("/engine/connector").map_or(sample.engine.connector, str::to_owned),
             ..sample.engine
         },
         accelerator: String::new(),
