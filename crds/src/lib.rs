@@ -12,6 +12,7 @@
 //! | [`worker_configuration`] | what a worker of a pool is started with |
 //! | [`engine`] | the command line of a pool's vLLM or SGLang server |
 //! | [`source`] | where a model comes from: exactly one of the sources, and the schemes of `uri` |
+//! | [`differences`] | in which fields two pools contradict each other, so that they can never be paired |
 //! | [`resources`] | what a set of files says, and [`read_documents`] / [`read_fleet`] that read it |
 //! | `schema` | which fields there are, what each may hold, and who can honour it |
 //! | `node`, `check` | YAML as a tree with lines, and the walk that holds the tree against the schema |
@@ -24,6 +25,7 @@
 
 mod check;
 pub mod crd;
+pub mod differences;
 pub mod engine;
 pub mod labels;
 mod nearest;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::differences;
 use crate::nearest::nearest;
 use crate::policy::PoolReference;
-use crate::pool::{Connector, ModelSource};
+use crate::pool::ModelSource;
 use crate::problem::Problem;
 use crate::resources::{Pool, PoolRole, Resources, RoutePolicy};
 use crate::source::ModelLocation;
@@ -222,20 +223,27 @@ fn follow(
     );
 }
 
-/// Pairs of pools whose declared fields already say that KV can never be handed over between them.
+/// Pairs of pools whose declared fields already say that KV can never, or perhaps not, be handed over between them.
 fn pairs(resources: &Resources) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in &resources.policies {
         for prefill in named(policy, PoolRole::Prefill, &&resources.pools) {
             for decode in named(policy, PoolRole::Decode, &&resources.pools) {
-                let differences = differences(prefill, decode);
+                let pair = format!(
+                    "{}: {} and {}",
+                    policy.title(),
+                    prefill.title(),
+                    decode.title()
+                );
+                let differences = differences::of(&prefill.spec, &decode.spec);
                 if !differences.is_empty() {
                     warnings.push(format!(
-                        "{}: {} and {} will not pair, no KV is handed over between them: {}",
-                        policy.title(),
-                        prefill.title(),
-                        decode.title(),
-                        differences.join("; ")
+                        "{pair} will not pair, no KV is handed over between them: {}",
+                        differences::sentence(&differences)
+                    ));
+                } else if let Some(places) = sources(prefill, decode) {
+                    warnings.push(format!(
+                        "{pair} pair only where both sources hold the same weights: spec.model.source differs ({places})"
                     ));
                 }
             }
@@ -252,78 +260,14 @@ fn source(source: &ModelSource) -> String {
     }
 }
 
-fn differences(prefill: &Pool, decode: &Pool) -> Vec<String> {
-    let (p, d) = (&prefill.spec, &decode.spec);
-    let fields = [
-        (
-            "spec.model.source",
-            source(&p.model.source),
-            source(&d.model.source),
-        ),
-        (
-            "spec.model.revision",
-            format!("{:?}", p.model.revision),
-            format!("{:?}", d.model.revision),
-        ),
-        (
-            "spec.engine.type",
-            p.engine.engine_type.word().to_owned(),
-            d.engine.engine_type.word().to_owned(),
-        ),
-        (
-            "spec.engine.dtype",
-            format!("{:?}", p.engine.dtype),
-            format!("{:?}", d.engine.dtype),
-        ),
-        (
-            "spec.engine.kvCacheDtype",
-            format!("{:?}", p.engine.kv_cache_dtype),
-            format!("{:?}", d.engine.kv_cache_dtype),
-        ),
-        (
-            "spec.engine.quantization",
-            format!("{:?}", p.engine.quantization),
-            format!("{:?}", d.engine.quantization),
-        ),
-        (
-            "spec.engine.connector",
-            format!("{:?}", p.engine.connector()),
-            format!("{:?}", d.engine.connector()),
-        ),
-        (
-            "spec.engine.blockSize",
-            p.engine.block_size.to_string(),
-            d.engine.block_size.to_string(),
-        ),
-    ];
-    let mut differences: Vec<String> = fields
-        .into_iter()
-        // What the engine finds by itself may be the same.
-        .filter(|(_, left, right)| left != right && left != "Auto" && right != "Auto")
-        .map(|(field, left, right)| {
-            // A source is long, and where it is written says more than its value.
-            if field == "spec.model.source" {
-                let line =
-                    |pool: &Pool| format!("{}:{}", pool.origin.file, pool.origin.line_of(field));
-                format!("{field} differs ({}, {})", line(prefill), line(decode))
-            } else {
-                format!("{field} is {left} and {right}")
-            }
-        })
-        .collect();
-    let moved_by_baton = [p, d]
-        .iter()
-        .all(|spec| spec.engine.connector() == Connector::Baton);
-    if moved_by_baton
-        && !p
-            .kv_pool
-            .transports
-            .iter()
-            .any(|transport| d.kv_pool.transports.contains(transport))
-    {
-        differences.push("spec.kvPool.transports have none in common".to_owned());
-    }
-    differences
+/// Where the sources of two pools stand, if they are not one: what they hold is known once it is loaded.
+fn sources(prefill: &Pool, decode: &Pool) -> Option<String> {
+    let is_one = source(&prefill.spec.model.source) == source(&decode.spec.model.source);
+    let place = |pool: &Pool| {
+        let line = pool.origin.line_of("spec.model.source");
+        format!("{}:{line}", pool.origin.file)
+    };
+    (!is_one).then(|| format!("{}, {}", place(prefill), place(decode)))
 }
 
 /// Pools that no policy names.

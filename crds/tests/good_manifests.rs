@@ -145,7 +145,7 @@ fn pools_that_cannot_pair_are_named_with_the_fields_that_differ() {
         resources.warnings,
         [
             "RoutePolicy tiny: PrefillPool prefill and DecodePool decode will not pair, no KV is handed over between them: \
-          spec.engine.blockSize is 16 and 32"
+          spec.engine.blockSize is 16 for prefill and 32 for decode"
         ]
     );
 }

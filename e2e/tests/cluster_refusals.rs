@@ -14,6 +14,17 @@ fn pool(kind: &str, name: &str, engine: &str, source: &str, more: &str) -> Strin
     )
 }
 
+/// A pool of vLLM servers without any, of the model `servers`.
+fn servers(kind: &str, name: &str, dtype: &str, tensor: u32) -> String {
+    let engine = format!("{{type: VLLM, image: \"localhost/none:1\", dtype: {dtype}}}");
+    let more = format!("  replicas: 0\n  parallelism: {{tensor: {tensor}}}\n");
+    let claim = "persistentVolumeClaim: none/tiny";
+    pool(kind, name, &engine, claim, &more)
+        .replace(&format!("model: {{name: {name},"), "model: {name: servers,")
+        // The engine owns its memory.
+        .replace("  kvPool: {blocks: 64}\n", "")
+}
+
 fn policy(model: &str, more: &str) -> String {
     format!(
         "apiVersion: serving.baton.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{name: {model}}}\nspec:\n  model: {model}\n{more}---\n"
@@ -178,6 +189,12 @@ fn pools_that_cannot_be_paired_say_so_before_any_pod_runs() {
             )
             .replace("model: {", "model: {revision: one, "),
             policy("differing", pair),
+            servers("PrefillPool", "servers-p", "BF16", 2),
+            servers("DecodePool", "servers-d", "F16", 1),
+            policy(
+                "servers",
+                "  prefillPools: [{name: servers-p}]\n  decodePools: [{name: servers-d}]\n",
+            ),
             // A policy that wants remote prefill from a pool without workers.
             pool("DecodePool", "lonely", "{type: Builtin}", TINY, ""),
             pool("PrefillPool", "absent", "{type: Builtin}", TINY, none)
@@ -189,21 +206,36 @@ fn pools_that_cannot_be_paired_say_so_before_any_pod_runs() {
         ]
         .concat();
         baton.apply(&manifest)?;
-        baton.until(
-            "the differences are named",
-            &["routepolicy", "differing"],
-            |policy| {
-                let (status, _, message) = condition(policy, "Compatible");
-                let words = ["blockSize", "32", "16", "model.revision", "one", "two"];
-                if status == "False" && words.iter().all(|word| message.contains(word)) {
-                    Ok(())
-                } else {
-                    Err(policy["status"].to_string())
-                }
-            },
-        )?;
+        for (name, words) in [
+            (
+                "differing",
+                &["blockSize", "32", "16", "model.revision", "one", "two"][..],
+            ),
+            (
+                "servers",
+                &[
+                    "PrefillPool servers-p",
+                    "DecodePool servers-d",
+                    "spec.engine.dtype is BF16 for prefill and F16 for decode",
+                    "spec.parallelism.tensor is 2 for prefill and 1 for decode",
+                ],
+            ),
+        ] {
+            baton.until(
+                &format!("the differences of {name} are named"),
+                &["routepolicy", name],
+                |policy| {
+                    let (status, _, message) = condition(policy, "Compatible");
+                    if status == "False" && words.iter().all(|word| message.contains(word)) {
+                        Ok(())
+                    } else {
+                        Err(policy["status"].to_string())
+                    }
+                },
+            )?;
+        }
         ensure!(
-            baton.workers("differing")?.is_empty(),
+            baton.workers("differing")?.is_empty() && baton.workers("servers-d")?.is_empty(),
             "a pod was needed to see it"
         );
         baton.until(

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`observed`] | what the planner is told |
 //! | [`references`] | which pools a policy names |
-//! | [`declared`] | in which fields two pools contradict each other, known before any pod runs |
 //! | [`pairs`] | which revisions can hand KV to which |
 //! | [`acceptance`] | whether a policy can be honoured at all |
 //! | [`conditions`] | what its status says |
@@ -14,7 +13,6 @@
 
 pub mod acceptance;
 pub mod conditions;
-pub mod declared;
 pub mod facts;
 pub mod observed;
 pub mod pairs;

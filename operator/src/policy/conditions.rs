@@ -6,14 +6,14 @@
 //! |---|---|
 //! | `Accepted` | the policy can be honoured |
 //! | `Compatible` | some prefill workers and some decode workers have KV that means the same; Unknown until workers have said so |
-//! | `Disaggregating` | requests can be prefilled remotely; False with its reason whenever the policy wants that and does not get it |
+//! | `Disaggregating` | requests can be prefilled remotely, as far as pools and cards say: what routers meet on the way is theirs to say |
 //! | `Ready` | accepted, served by at least one ready decode worker, and in force on every router |
 //! | `Reconciling` | it is not ready, and will be by itself |
 //! | `Stalled` | it is not ready, and a human has to change something |
 
-use baton_crds::labels as names;
 use baton_crds::policy::Mode;
 use baton_crds::status::{Condition, RouterStatus};
+use baton_crds::{differences, labels as names};
 
 use super::observed::{Observed, PoolView};
 use super::pairs::Pairs;
@@ -97,7 +97,7 @@ fn compatible(sides: &Sides<'_>, pairs: &Pairs<'_>) -> Verdict {
                 pair.prefill_revision,
                 pair.decode_pool,
                 pair.decode_revision,
-                super::declared::sentence(&pair.differences)
+                differences::sentence(&pair.differences)
             );
             Verdict::fails("IdentitiesDiffer", message)
         }

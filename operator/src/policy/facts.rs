@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use baton_crds::{PoolRole, RoutePolicySpec};
+use baton_crds::{PoolRole, RoutePolicySpec, differences};
 
-use super::declared;
 use super::observed::PoolView;
 use super::references::names;
 use crate::pool::{Compatibility, PolicyFacts};
@@ -71,11 +70,11 @@ fn compatible(pool: &PoolView, partners: &[&PoolView]) -> Option<Compatibility> 
             PoolRole::Prefill => (pool, *other),
             PoolRole::Decode => (*other, pool),
         };
-        let differences = declared::differences(&prefill.spec, &decode.spec);
+        let differences = differences::of(&prefill.spec, &decode.spec);
         if differences.is_empty() {
             good.push(other.title());
         } else {
-            let differences = declared::sentence(&differences);
+            let differences = differences::sentence(&differences);
             bad.push(format!("not with {}: {differences}", other.title()));
         }
     }

@@ -1,10 +1,9 @@
 //! Which revisions of prefill pools can hand KV to which revisions of decode pools.
 
-use baton_crds::PoolRole;
 use baton_crds::status::{Difference, MOST_PAIRS, PairStatus, RevisionStatus};
+use baton_crds::{PoolRole, differences};
 use baton_protocol::identity;
 
-use super::declared;
 use super::observed::{Cards, PoolView};
 use super::references::Sides;
 
@@ -42,7 +41,7 @@ impl<'a> Pairs<'a> {
                 let pair = Declared {
                     prefill,
                     decode,
-                    differences: declared::differences(&prefill.spec, &decode.spec),
+                    differences: differences::of(&prefill.spec, &decode.spec),
                 };
                 revisions.extend(pair.revisions(cards, known));
                 pools.push(pair);
@@ -66,7 +65,7 @@ impl<'a> Pairs<'a> {
             .iter()
             .filter(|pair| !pair.differences.is_empty())
             .map(|pair| {
-                let differences = declared::sentence(&pair.differences);
+                let differences = differences::sentence(&pair.differences);
                 let (prefill, decode) = (pair.prefill.title(), pair.decode.title());
                 format!("{prefill} and {decode} cannot be paired: {differences}")
             })
@@ -89,7 +88,7 @@ impl Declared<'_> {
                 };
                 if !self.differences.is_empty() {
                     pairs.push(PairStatus {
-                        differences: self.differences.clone(),
+                        differences: self.differences.iter().map(short).collect(),
                         ..pair
                     });
                     continue;
@@ -163,11 +162,20 @@ fn judged(
 }
 
 fn said(difference: identity::Difference) -> Difference {
-    let cut = |text: String| text.chars().take(LONGEST_VALUE).collect();
-    Difference {
+    short(&Difference {
         field: difference.field,
-        prefill: cut(difference.prefill),
-        decode: cut(difference.decode),
+        prefill: difference.prefill,
+        decode: difference.decode,
+    })
+}
+
+/// As a status has room for: an API server would refuse the whole of it.
+fn short(difference: &Difference) -> Difference {
+    let cut = |text: &str| text.chars().take(LONGEST_VALUE).collect();
+    Difference {
+        field: difference.field.clone(),
+        prefill: cut(&difference.prefill),
+        decode: cut(&difference.decode),
     }
 }
 

@@ -9,10 +9,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod declared;
 mod routers;
-
-/// What a case changes in a spec.
-type Change = fn(&mut Value);
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
@@ -139,77 +137,6 @@ fn a_policy_that_is_served_says_so_and_is_at_rest_then() {
         "an hour later it says the same"
     );
     assert_eq!(second.notes, []);
-}
-
-#[test]
-fn declarations_that_differ_are_said_with_both_values_before_any_pod_runs() {
-    let mut observed = good();
-    observed.pools = vec![
-        pool(PoolRole::Prefill, "p", |spec| {
-            spec["engine"]["blockSize"] = json!(32);
-            spec["model"]["revision"] = json!("a");
-            spec["parallelism"] = json!({"tensor": 2});
-        }),
-        pool(PoolRole::Decode, "d", |spec| {
-            spec["model"]["revision"] = json!("b");
-        }),
-    ];
-    let plan = plan(&observed);
-    let (status, reason, message) = of(&plan, "Compatible");
-    assert_eq!((status, reason), ("False", "DeclarationsDiffer"));
-    for part in [
-        "PrefillPool p and DecodePool d cannot be paired",
-        "spec.engine.blockSize is 32 for prefill and 16 for decode",
-        "spec.model.revision is a for prefill and b for decode",
-        "spec.parallelism.tensor is 2 for prefill and 1 for decode",
-    ] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
-    assert_eq!(word(&plan, "Stalled"), ("True", "DeclarationsDiffer"));
-    assert_eq!(word(&plan, "Ready"), ("False", "DeclarationsDiffer"));
-    assert_eq!(word(&plan, "Reconciling").0, "False");
-    assert_eq!(word(&plan, "Disaggregating"), ("False", "Incompatible"));
-    let reasons: Vec<&str> = plan.notes.iter().map(|note| note.reason).collect();
-    assert_eq!(reasons, ["Incompatible", "NotDisaggregating", "Stalled"]);
-}
-
-#[test]
-fn each_field_that_must_agree_is_compared_and_what_is_left_to_the_worker_is_not() {
-    let base = pool_spec(|_| ());
-    let fields: [(&str, Change); 6] = [
-        ("spec.model.name", |spec| spec["model"]["name"] = json!("x")),
-        ("spec.engine.type", |spec| {
-            spec["engine"]["type"] = json!("Simulated");
-        }),
-        ("spec.engine.blockSize", |spec| {
-            spec["engine"]["blockSize"] = json!(64);
-        }),
-        ("spec.parallelism.tensor", |spec| {
-            spec["parallelism"] = json!({"tensor": 4});
-        }),
-        ("spec.parallelism.pipeline", |spec| {
-            spec["parallelism"] = json!({"pipeline": 4});
-        }),
-        ("", |spec| {
-            // One side leaves it to the worker: no contradiction yet.
-            spec["engine"]["kvCacheDtype"] = json!("F16");
-            spec["model"]["revision"] = json!("a");
-            spec["replicas"] = json!(7);
-            spec["kvPool"] = json!({"blocks": 5});
-        }),
-    ];
-    for (field, change) in fields {
-        let found = declared::differences(&base, &pool_spec(change));
-        let names: Vec<&str> = found.iter().map(|one| one.field.as_str()).collect();
-        assert_eq!(
-            names,
-            if field.is_empty() {
-                vec![]
-            } else {
-                vec![field]
-            }
-        );
-    }
 }
 
 #[test]
