@@ -40,6 +40,8 @@ pub use observed::{
 };
 pub use pending::Pending;
 
+pub(crate) use member::is_own;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

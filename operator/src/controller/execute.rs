@@ -13,7 +13,7 @@ use super::fault::{Class, Fault, code, words};
 use super::hash_key;
 use super::key::PoolKey;
 use super::writes::Written;
-use crate::pool::{Action, CreationError};
+use crate::pool::{Action, CreationError, is_own};
 use crate::worker;
 
 /// What has not worked.
@@ -184,8 +184,8 @@ fn begin(memory: &Mutex<Memory>, pod: &str, attempt: Attempt) {
 
 fn end(memory: &Mutex<Memory>, pod: &str, fault: Option<&Fault>) {
     let mut memory = memory.lock();
-    // Nobody else uses the names that are made up here: a pod that is there already is that of an earlier try of the same request, whose
-    // answer was lost. The client tries again by itself.
+    // Nobody else is likely to use a name that was made up here: a pod that is there already is that of an earlier try of the same
+    // request, whose answer was lost. The client tries again by itself. Whose the pod is, is asked before the next plan.
     let creates = matches!(memory.uncertain.get(pod), Some(Attempt::Create));
     let is_there = creates && fault.is_some_and(|fault| fault.class() == Class::Conflict);
     if !is_there && !fault.is_some_and(Fault::is_unanswered) {
@@ -196,11 +196,14 @@ fn end(memory: &Mutex<Memory>, pod: &str, fault: Option<&Fault>) {
 /// Finds out what became of writes whose answers did not come. The cache may be behind them, and a plan that does not know of them
 /// would make a pod too many.
 ///
+/// `uid`: of the pool.
+///
 /// # Errors
 /// The API server cannot be reached: nothing may be planned.
 pub async fn find_out(
     context: &Context,
     key: &PoolKey,
+    uid: &str,
     memory: &Mutex<Memory>,
 ) -> Result<(), Fault> {
     let uncertain = memory.lock().uncertain.clone();
@@ -209,8 +212,9 @@ pub async fn find_out(
         let mut memory = memory.lock();
         let now = Timestamp::now();
         match (attempt, found) {
-            (Attempt::Create, Some(pod)) => memory.pending.created(pod, now),
-            (Attempt::Create, None) => {}
+            (Attempt::Create, Some(pod)) if is_own(&pod, uid) => memory.pending.created(pod, now),
+            // Nothing was made, or somebody else has the name: the next plan makes up another one.
+            (Attempt::Create, _) => {}
             (Attempt::Delete(uid), Some(pod)) if pod.uid().as_ref() == Some(&uid) => {
                 memory.pending.patched(pod, now);
             }

@@ -61,7 +61,7 @@ async fn reconcile(
     pool: &Pool,
     memory: &Mutex<Memory>,
 ) -> Result<Looked, Fault> {
-    find_out(context, key, memory).await?;
+    find_out(context, key, &pool.uid().unwrap_or_default(), memory).await?;
     let pods = pods(context, key, memory);
     context
         .reports

@@ -171,7 +171,7 @@ pub(crate) fn members(observed: &Observed) -> (Vec<Member<'_>>, Vec<&Pod>) {
     let mut own = Vec::new();
     let mut foreign = Vec::new();
     for pod in &observed.pods {
-        if is_own(pod, &observed.pool) {
+        if is_own(pod, &observed.pool.uid) {
             own.extend(Member::of(pod, observed));
         } else if is_labelled(pod, &observed.pool) {
             foreign.push(pod);
@@ -182,11 +182,12 @@ pub(crate) fn members(observed: &Observed) -> (Vec<Member<'_>>, Vec<&Pod>) {
     (own, foreign)
 }
 
-fn is_own(pod: &Pod, pool: &PoolObject) -> bool {
+/// Whether the pod is that of the pool of this uid, whatever it is called and labelled.
+pub(crate) fn is_own(pod: &Pod, pool: &str) -> bool {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     owners
         .iter()
-        .any(|owner| owner.controller == Some(true) && owner.uid == pool.uid)
+        .any(|owner| owner.controller == Some(true) && owner.uid == pool)
 }
 
 /// Pools of the two kinds may share a name, so the role tells their pods apart.

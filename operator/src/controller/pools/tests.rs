@@ -29,7 +29,7 @@ async fn looked(
         writes.lock().push(format!("{verb} {path}"));
         answer(verb, path).unwrap_or_else(|| {
             let mut made = body.clone();
-            made["metadata"]["uid"] = json!("u");
+            made["metadata"]["uid"] = made["metadata"]["name"].clone();
             made["metadata"]["resourceVersion"] = json!("1");
             (201, made)
         })
@@ -116,4 +116,58 @@ async fn a_refused_creation_is_forgotten_once_no_pod_is_wanted_any_more() {
     assert_eq!(known.and_then(|error| error.code), Some(403));
     execute(&context, &key, Vec::new(), &memory).await.unwrap();
     assert_eq!(memory.lock().creation_error, None);
+}
+
+#[tokio::test]
+async fn a_pod_of_somebody_else_under_a_name_that_was_drawn_is_not_adopted_and_another_is_drawn() {
+    const PODS: &str = "/api/v1/namespaces/n/pods";
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let (asked, tries) = (Arc::clone(&taken), Arc::new(Mutex::new(0)));
+    let created = Arc::clone(&tries);
+    let (first, .., context, key) = looked(move |verb, path| {
+        if verb == "POST" && path == PODS {
+            *created.lock() += 1;
+            return (*created.lock() == 1).then(|| (409, json!("pods already exists")));
+        }
+        let name = path.strip_prefix(&format!("{PODS}/"))?;
+        asked.lock().push(name.to_owned());
+        // With the pool's labels, and another owner.
+        Some((
+            200,
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {
+                    "name": name, "namespace": "n", "uid": "theirs", "resourceVersion": "7",
+                    "labels": {"serving.baton.dev/pool": "d", "serving.baton.dev/role": "decode"},
+                    "ownerReferences": [{
+                        "apiVersion": "serving.baton.dev/v1alpha1", "kind": "DecodePool", "name": "d",
+                        "uid": "an earlier pool of this name", "controller": true,
+                    }],
+                },
+            }),
+        ))
+    })
+    .await;
+    let known = || -> Vec<String> {
+        let memory = context.memory_of(&key);
+        let pods = memory.lock().pending.overlay(std::iter::empty());
+        pods.iter().map(|pod| pod.name_any()).collect()
+    };
+    let counted = || {
+        let current = pool_labels(&key, "current");
+        context.metrics.pool_replicas.get_or_create(&current).get()
+    };
+    assert!(first.is_err(), "it is looked at again");
+    assert_eq!((known(), *tries.lock()), (vec![], 1));
+
+    look(Arc::clone(&context), key.clone()).await.unwrap();
+    let taken = taken.lock().clone();
+    assert_eq!(taken.len(), 1, "whose it is was asked once: {taken:?}");
+    let made = known();
+    assert_eq!((made.len(), *tries.lock()), (2, 3), "{made:?}");
+    assert!(!made.contains(&taken[0]), "{taken:?} is not the pool's");
+    assert_eq!(counted(), 0, "the stranger was planned with");
+
+    look(Arc::clone(&context), key.clone()).await.unwrap();
+    assert_eq!((counted(), *tries.lock()), (2, 3), "its own two are enough");
 }

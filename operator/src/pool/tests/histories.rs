@@ -1,5 +1,5 @@
-//! Random histories: authors change the spec, pods fail, nodes lose power, the cache lags, writes are refused, the operator is killed
-//! between two of them. What must never happen is asserted while plans are carried out ([`cluster`]):
+//! Random histories: authors change the spec, pods fail, nodes lose power, the cache lags, writes are refused, or made and never
+//! answered, the operator is killed between two of them. What must never happen is asserted while plans are carried out ([`cluster`]):
 //!
 //! - no replica that serves is taken away when that leaves fewer than `replicas - maxUnavailable`;
 //! - no pod is created beyond `replicas + maxSurge`, and none under a name that is taken;
@@ -14,14 +14,11 @@ mod cluster;
 use proptest::prelude::*;
 use serde_json::json;
 
-use self::cluster::{BROKEN_IMAGE, Cluster};
+use self::cluster::{BROKEN_IMAGE, Cluster, Fates};
 
 #[derive(Debug, Clone)]
 enum Event {
-    Reconcile {
-        fails: Option<usize>,
-        killed_after: Option<usize>,
-    },
+    Reconcile(Fates),
     See(Option<usize>),
     Kubelet(Option<usize>),
     Place(usize),
@@ -30,10 +27,7 @@ enum Event {
     Replicas(i32),
     Image(u8),
     Paused(bool),
-    Bounds {
-        surge: i32,
-        unavailable: i32,
-    },
+    Bounds { surge: i32, unavailable: i32 },
     Flap(usize),
     Fail(usize),
     Evict(usize),
@@ -48,7 +42,9 @@ fn event() -> impl Strategy<Value = Event> {
     let some = proptest::option::weighted(0.5, 0..12_usize);
     let rarely = proptest::option::weighted(0.15, 0..8_usize);
     prop_oneof![
-        12 => (rarely.clone(), rarely).prop_map(|(fails, killed_after)| Event::Reconcile { fails, killed_after }),
+        12 => (rarely.clone(), rarely.clone(), rarely).prop_map(|(fails, unanswered, killed_after)| {
+            Event::Reconcile(Fates { fails, unanswered, killed_after })
+        }),
         8 => some.clone().prop_map(Event::See),
         10 => some.clone().prop_map(Event::Kubelet),
         4 => index.clone().prop_map(Event::Place),
@@ -70,11 +66,8 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn happen(cluster: &mut Cluster, event: &Event) {
     match *event {
-        Event::Reconcile {
-            fails,
-            killed_after,
-        } => {
-            cluster.reconcile(fails, killed_after);
+        Event::Reconcile(fates) => {
+            cluster.reconcile(fates);
         }
         Event::See(index) => cluster.see(index),
         Event::Kubelet(Some(index)) => cluster.kubelet_of(index),
@@ -113,7 +106,7 @@ fn left_alone(cluster: &mut Cluster) -> Result<(), TestCaseError> {
     for _ in 0..ROUNDS {
         let before = cluster.base.pool.status.clone();
         cluster.see(None);
-        let plan = cluster.reconcile(None, None);
+        let plan = cluster.reconcile(Fates::default());
         cluster.kubelets();
         cluster.finish_work(None);
         let is_quiet = plan.actions.is_empty() && Some(plan.status) == before;
@@ -130,7 +123,7 @@ fn left_alone(cluster: &mut Cluster) -> Result<(), TestCaseError> {
 fn rests(cluster: &mut Cluster) -> Result<(), TestCaseError> {
     let before = cluster.base.pool.status.clone();
     let created = cluster.created;
-    let plan = cluster.reconcile(None, None);
+    let plan = cluster.reconcile(Fates::default());
     prop_assert_eq!(&plan.actions, &Vec::new(), "a pool at rest is left alone");
     prop_assert_eq!(&plan.notes, &Vec::new());
     prop_assert_eq!(
@@ -190,7 +183,7 @@ proptest! {
         let mut cluster = Cluster::new(replicas);
         let rounds = |cluster: &mut Cluster, count: u32| for _ in 0..count {
             cluster.see(None);
-            cluster.reconcile(None, None);
+            cluster.reconcile(Fates::default());
             cluster.kubelets();
             cluster.pass(5);
         };
@@ -222,7 +215,7 @@ proptest! {
         }));
         for _ in 0..8 {
             cluster.see(None);
-            cluster.reconcile(None, None);
+            cluster.reconcile(Fates::default());
             cluster.kubelets();
         }
         cluster.set("/engine/image", "worker:2".into());
@@ -233,7 +226,7 @@ proptest! {
                 _ => cluster.pass(1),
             }
             cluster.see(Some(index));
-            cluster.reconcile(None, None);
+            cluster.reconcile(Fates::default());
             cluster.kubelet_of(index);
         }
         left_alone(&mut cluster)?;

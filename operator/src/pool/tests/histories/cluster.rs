@@ -2,6 +2,8 @@
 
 mod operator;
 
+pub(super) use operator::Fates;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use baton_crds::labels;
@@ -13,6 +15,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
+use crate::controller::context::Attempt;
 use crate::pool::member::{CONTAINER, DRAINING, holds, label};
 use crate::pool::tests::scene::card::card;
 use crate::pool::tests::scene::{changed, observed};
@@ -42,6 +45,8 @@ pub(super) struct Cluster {
     /// What the operator's watch has shown.
     seen: BTreeMap<String, Pod>,
     pending: Pending,
+    /// Writes of the operator whose answers were lost, by the pod's name.
+    uncertain: BTreeMap<String, Attempt>,
     workers: BTreeMap<String, Worker>,
     cards: BTreeMap<String, Card>,
     /// Nodes without power.
@@ -70,6 +75,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             seen: BTreeMap::new(),
             pending: Pending::default(),
+            uncertain: BTreeMap::new(),
             workers: BTreeMap::new(),
             cards: BTreeMap::new(),
             dark: BTreeSet::new(),

@@ -6,14 +6,26 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Cluster, is_failed, put};
+use super::{Attempt, Cluster, is_failed, put};
 use crate::pool::member::{DRAINING, condition, holds};
 use crate::pool::{Action, Observed, Pending, Plan, WorkerLoad, WorkerReport, plan};
+
+/// What becomes of a plan's actions, each named by its place.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::pool::tests::histories) struct Fates {
+    /// It is refused, and so are later ones of the same pod.
+    pub(in crate::pool::tests::histories) fails: Option<usize>,
+    /// If it makes or deletes a pod: it is done, the answer is lost, and nothing more is tried.
+    pub(in crate::pool::tests::histories) unanswered: Option<usize>,
+    /// The operator is killed before it.
+    pub(in crate::pool::tests::histories) killed_after: Option<usize>,
+}
 
 impl Cluster {
     /// It is killed and started again: what it had in memory is lost, and its cache is filled anew.
     pub(in crate::pool::tests::histories) fn restart(&mut self) {
         self.pending = Pending::default();
+        self.uncertain.clear();
         self.see(None);
     }
 
@@ -47,12 +59,26 @@ impl Cluster {
         }
     }
 
-    /// Plans and carries the plan out: `fails`: this action is refused; `killed_after`: the operator ends after so many.
-    pub(in crate::pool::tests::histories) fn reconcile(
-        &mut self,
-        fails: Option<usize>,
-        killed_after: Option<usize>,
-    ) -> Plan {
+    /// As the operator asks the API server itself, which knows by now: what became of writes that were not answered.
+    fn find_out(&mut self) {
+        let now = self.base.now;
+        for (name, attempt) in std::mem::take(&mut self.uncertain) {
+            let mut pods = self.pods.values();
+            let found = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
+            match (attempt, found.cloned()) {
+                (Attempt::Create, Some(pod)) => self.pending.created(pod, now),
+                (Attempt::Create, None) => {}
+                (Attempt::Delete(uid), Some(pod)) if pod.metadata.uid.as_ref() == Some(&uid) => {
+                    self.pending.patched(pod, now);
+                }
+                (Attempt::Delete(uid), _) => self.pending.deleted(&uid, now),
+            }
+        }
+    }
+
+    /// Finds out, plans and carries the plan out.
+    pub(in crate::pool::tests::histories) fn reconcile(&mut self, fates: Fates) -> Plan {
+        self.find_out();
         let observed = self.observe();
         let mut number = self.numbers;
         let plan = plan(&observed, &mut || {
@@ -62,7 +88,7 @@ impl Cluster {
         self.numbers = number;
         let mut left_alone = BTreeSet::new();
         for (index, action) in plan.actions.iter().enumerate() {
-            if killed_after == Some(index) {
+            if fates.killed_after == Some(index) {
                 self.restart();
                 return plan;
             }
@@ -70,7 +96,12 @@ impl Cluster {
             if pod.is_some_and(|pod| left_alone.contains(pod)) {
                 continue;
             }
-            let done = fails != Some(index) && self.carry_out(action, &observed);
+            let lost = fates.unanswered == Some(index);
+            let done = fates.fails != Some(index) && self.carry_out(action, &observed, lost);
+            if !self.uncertain.is_empty() {
+                // The API server is in trouble.
+                break;
+            }
             if let Some(pod) = pod.filter(|_| !done) {
                 left_alone.insert(pod);
             }
@@ -79,10 +110,11 @@ impl Cluster {
         plan
     }
 
-    fn carry_out(&mut self, action: &Action, observed: &Observed) -> bool {
+    /// `lost`: the operator does not learn what it came to.
+    fn carry_out(&mut self, action: &Action, observed: &Observed, lost: bool) -> bool {
         let now = self.base.now;
         match action {
-            Action::CreatePod(pod) => self.create(pod, observed),
+            Action::CreatePod(pod) => self.create(pod, observed, lost),
             Action::StampPod {
                 uid,
                 labels,
@@ -109,7 +141,16 @@ impl Cluster {
                 let worker = self.workers.get_mut(pod).filter(|worker| worker.reachable);
                 worker.map(|worker| worker.draining = !undo).is_some()
             }
-            Action::DeletePod { pod, uid, grace } => self.delete(pod, uid, *grace, observed),
+            Action::DeletePod { pod, uid, grace } => {
+                let done = self.delete(pod, uid, *grace, observed);
+                if lost {
+                    let attempt = Attempt::Delete(uid.clone());
+                    self.uncertain.insert(pod.clone(), attempt);
+                } else {
+                    self.pending.deleted(uid, self.base.now);
+                }
+                done
+            }
             other => panic!("no budget is declared: {other:?}"),
         }
     }
@@ -122,7 +163,7 @@ impl Cluster {
         done
     }
 
-    fn create(&mut self, pod: &Pod, observed: &Observed) -> bool {
+    fn create(&mut self, pod: &Pod, observed: &Observed, lost: bool) -> bool {
         let name = pod.metadata.name.as_deref().unwrap();
         let mut names = self
             .pods
@@ -135,7 +176,12 @@ impl Cluster {
         pod.metadata.uid = Some(uid.clone());
         pod.metadata.resource_version = Some(version);
         pod.metadata.creation_timestamp = Some(Time(self.base.now));
-        self.pending.created(pod.clone(), self.base.now);
+        if lost {
+            let name = pod.metadata.name.clone().unwrap();
+            self.uncertain.insert(name, Attempt::Create);
+        } else {
+            self.pending.created(pod.clone(), self.base.now);
+        }
         self.pods.insert(uid, pod);
         self.created += 1;
 
@@ -199,7 +245,6 @@ impl Cluster {
     fn delete(&mut self, name: &str, uid: &str, grace: Option<i64>, observed: &Observed) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             // Somebody else was faster: not found.
-            self.pending.deleted(uid, self.base.now);
             return false;
         };
         self.check_floor(uid, observed);
@@ -208,7 +253,6 @@ impl Cluster {
             "pod {name} is deleted twice"
         );
         self.check_drained(pod, name, observed);
-        self.pending.deleted(uid, self.base.now);
         let now = Time(self.base.now);
         if grace == Some(0) {
             self.gone(uid);
