@@ -28,7 +28,7 @@ mod terminal;
 mod top;
 mod up;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -39,10 +39,14 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use arguments::{Arguments, Command};
 use failure::Verdict;
 
+/// The variable of every `--admin`.
+const ADMIN: &str = "BATON_ADMIN";
+
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let plugin = is_plugin(words.first());
-    let matches = command(plugin).get_matches_from(words);
+    let admin = std::env::var_os(ADMIN);
+    let matches = listening(command(plugin), admin.as_deref()).get_matches_from(words);
     let mut arguments = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
@@ -109,6 +113,20 @@ fn command(plugin: bool) -> clap::Command {
     } else {
         command
     }
+}
+
+/// For most commands `BATON_ADMIN` names a router to ask, for `up` an address to listen on. A URL can only be the first, as in a shell
+/// that `make cluster-env` has told where a cluster is: `up` does not read it then.
+fn listening(command: clap::Command, admin: Option<&OsStr>) -> clap::Command {
+    let is_url = admin
+        .and_then(OsStr::to_str)
+        .is_some_and(|admin| admin.contains("://"));
+    if !is_url {
+        return command;
+    }
+    command.mut_subcommand("up", |up| {
+        up.mut_arg("admin", |admin| admin.env(None::<&'static str>))
+    })
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<Verdict> {

@@ -66,7 +66,11 @@ def reach(layout: Layout) -> tuple[str, str]:
     for _, port in wanted:
         if port not in names:
             raise ClusterError(f"namespace {NAMESPACE} has no Service with the label {ROUTER} and a port {port}")
-    return tuple(cluster.expose(layout, f"BATON_{what}", NAMESPACE, names[port], port) for what, port in wanted)
+    url, admin = (cluster.expose(layout, f"BATON_{what}", NAMESPACE, names[port], port) for what, port in wanted)
+    # What `baton ask` reads; the other commands read BATON_ADMIN.
+    layout.cluster().exposed["BATON_ROUTER"] = url
+    layout.save()
+    return url, admin
 
 
 def _keep_token(layout: Layout, kubectl: Kubectl) -> None:
@@ -98,7 +102,7 @@ def _how_to_go_on(layout: Layout, url: str, admin: str, model: str, run: str) ->
     return f"""
 The cluster serves {model} at {url} (admin {admin}).
 
-  eval "$(make -s cluster-env)"                 # KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ADMIN
+  eval "$(make -s cluster-env)"                 # KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ROUTER, BATON_ADMIN
   kubectl get pfp,dcp,rtp,pods
   kubectl baton explain {run}
   curl -N $BATON_URL/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}
