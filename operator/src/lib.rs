@@ -7,6 +7,8 @@ mod bounds;
 pub mod cause;
 pub mod condition;
 pub mod controller;
+#[cfg(test)]
+mod documented;
 pub mod fetch;
 pub mod lease;
 pub mod metrics;
