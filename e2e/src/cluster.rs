@@ -3,7 +3,7 @@
 //! - [`kubectl`]: the client, which is the real program.
 //! - [`imagined`]: a node whose pods are processes of this machine. [`operated`]: the operator beside a control plane, [`two_pools`]: with
 //!   something to do. [`faulty`]: a way to the API server that fails as told.
-//! - [`existing`]: a cluster that is somebody's. [`helm`]: its charts.
+//! - [`existing`]: a cluster that is somebody's. [`helm`]: its charts. [`history`]: what happens to a pool's pods.
 //! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile. [`service`]: what follows its pods.
 //!
 //! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, by one test at a time, and nothing of it is started or stopped.
@@ -13,6 +13,7 @@
 pub mod existing;
 pub mod faulty;
 pub mod helm;
+pub mod history;
 pub mod imagined;
 pub mod installed;
 pub mod kubectl;
@@ -47,6 +48,17 @@ pub enum Cluster {
 }
 
 impl Cluster {
+    /// etcd and an API server: it takes objects and checks them. Whether anything comes of them is left to chance.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn api_server() -> Result<Option<Self>> {
+        match Self::existing() {
+            Some(found) => found.map(Some),
+            None => Self::started("api-server", 0),
+        }
+    }
+
     /// etcd, API server, controller-manager and scheduler; pods are scheduled onto nodes that a test makes up, and never run.
     ///
     /// # Errors
@@ -54,7 +66,7 @@ impl Cluster {
     pub fn control_plane() -> Result<Option<Self>> {
         match Self::existing() {
             Some(found) => found.map(Some),
-            None => Self::started(0),
+            None => Self::started("control-plane", 0),
         }
     }
 
@@ -65,7 +77,7 @@ impl Cluster {
     pub fn with_nodes(count: usize) -> Result<Option<Self>> {
         match Self::existing() {
             Some(found) => found.map(Some),
-            None => Self::started(count),
+            None => Self::started(kind(count), count),
         }
     }
 
@@ -80,7 +92,7 @@ impl Cluster {
             );
             return Ok(None);
         }
-        Self::started(nodes)
+        Self::started(kind(nodes), nodes)
     }
 
     pub fn kubectl(&self) -> &Kubectl {
@@ -152,8 +164,8 @@ impl Cluster {
         Some(found.map(|existing| Self::Existing(Box::new(existing))))
     }
 
-    fn started(nodes: usize) -> Result<Option<Self>> {
-        if !possible(nodes)? {
+    fn started(kind: &str, nodes: usize) -> Result<Option<Self>> {
+        if !possible(kind)? {
             return Ok(None);
         }
         let folder = tempfile::Builder::new()
@@ -170,7 +182,7 @@ impl Cluster {
     /// # Errors
     /// It does not start.
     pub fn owned_by(process: u32, folder: &Path) -> Result<bool> {
-        Ok(possible(0)? && up(0, process, folder).map(|_| true)?)
+        Ok(possible(kind(0))? && up(0, process, folder).map(|_| true)?)
     }
 }
 
@@ -202,9 +214,13 @@ pub fn quiet() -> Duration {
     Duration::from_secs(seconds.unwrap_or(65))
 }
 
-/// Whether this machine can have a cluster; where it cannot, the reason is on a line of its own.
-fn possible(nodes: usize) -> Result<bool> {
-    let kind = if nodes == 0 { "control-plane" } else { "nodes" };
+/// What a cluster of so many nodes needs.
+fn kind(nodes: usize) -> &'static str {
+    if nodes == 0 { "control-plane" } else { "nodes" }
+}
+
+/// Whether this machine can have nodes, a control plane, an API server, or helm; where it cannot, the reason is on a line of its own.
+fn possible(kind: &str) -> Result<bool> {
     let can = command(&["can", kind]).output()?;
     if !can.status.success() {
         let reason = String::from_utf8_lossy(&can.stdout);
@@ -213,7 +229,7 @@ fn possible(nodes: usize) -> Result<bool> {
             "e2e/cluster/cluster: {}",
             String::from_utf8_lossy(&can.stderr)
         );
-        skipped(&format!("no cluster on this machine: {}", reason.trim()));
+        skipped(&format!("no {kind} on this machine: {}", reason.trim()));
     }
     Ok(can.status.success())
 }

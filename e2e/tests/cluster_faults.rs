@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE, SOON};
 use baton_e2e::cluster::kubectl::condition;
-use baton_e2e::cluster::load::Load;
-use baton_e2e::cluster::quiet;
+use baton_e2e::cluster::load::{Asked, Load};
+use baton_e2e::cluster::{quiet, service};
+use baton_e2e::http::Client;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::{scenario, told, wait};
 use serde_json::Value;
@@ -19,11 +20,25 @@ const AFTER_POWER_LOSS: Duration = Duration::from_secs(180);
 /// The last status follows the last pod within seconds.
 const TO_REST: Duration = Duration::from_secs(60);
 
+/// Hand-offs while a node loses power. A prefill takes 2 s, and one worker does one after the other: one of the clients always waits for KV.
+const HAND_OFFS: Asked = Asked {
+    clients: 3,
+    prompt: 3000,
+    tokens: 96,
+    mode: Some("Disaggregated"),
+};
+
+/// A router knows within seconds that a worker is gone; what it plans again takes some more.
+const STREAMS_END: Duration = Duration::from_secs(60);
+
+/// Leases are 3 s. A reader stops an eighth earlier than they end; they are looked through every 750 ms, and an idle worker reports every second.
+const AFTER_LEASES: Duration = Duration::from_secs(15);
+
 /// Two decode workers, on two nodes; pods leave a node that is gone at once instead of after five minutes.
 fn manifest() -> String {
     let fleet = Manifest {
         decode_replicas: 2,
-        ..Manifest::tiny()
+        ..Manifest::slow()
     };
     let template = "  topology: {spread: [host]}\n  template:\n    tolerations:\n    - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}\n";
     fleet
@@ -164,7 +179,7 @@ fn operator_killed(baton: &Installed) -> Result<()> {
 
 async fn api_server_restarted(baton: &Installed) -> Result<()> {
     let before = workers(baton)?;
-    let load = Load::start(baton.api, "tiny", 2, 16);
+    let load = Load::start(baton.api, Asked::short(2, 16));
     load.more(2).await?;
     baton.cluster.program("restart-api-server", &[])?;
     load.more(20).await?;
@@ -182,17 +197,37 @@ async fn api_server_restarted(baton: &Installed) -> Result<()> {
     })
 }
 
-/// The node with a decode worker and without the only prefill worker, so that its end is seen at once.
+/// Of the two nodes that which has no prefill worker, while KV is on its way to a decode worker there.
 async fn power_lost(baton: &Installed) -> Result<()> {
-    let lost = "node-2";
+    let prefill = baton.workers("prefill")?;
+    let prefill = prefill.first().context("no prefill worker")?;
+    let kept = text(&prefill["spec"]["nodeName"]);
+    let lost = if kept == "node-2" { "1" } else { "2" };
     let gone: BTreeSet<String> = baton
         .workers("decode")?
         .iter()
-        .filter(|pod| pod["spec"]["nodeName"] == lost)
+        .filter(|pod| pod["spec"]["nodeName"] != kept.as_str())
         .map(|pod| text(&pod["metadata"]["name"]))
         .collect();
-    ensure!(!gone.is_empty(), "no decode worker is on {lost}");
-    baton.cluster.program("node-down", &["2"])?;
+    ensure!(!gone.is_empty(), "all decode workers are on {kept}");
+    let prefill = text(&prefill["metadata"]["name"]);
+
+    let load = Load::start(router_on(baton, &kept).await?, HAND_OFFS);
+    kv_on_its_way(baton, &prefill, &gone).await?;
+    baton.cluster.program("node-down", &[lost])?;
+    // It may go on elsewhere or end with an error. That it ends is what counts.
+    let failed = tokio::time::timeout(STREAMS_END, load.end()).await;
+    let failed = failed.context("a stream that was under way has no end")??;
+    told(&format!(
+        "when a node was lost, {} requests ended with an error: {failed:#?}",
+        failed.len()
+    ));
+    let what = "nothing is held for a reader that is gone";
+    wait::until_blocking(what, AFTER_LEASES, || {
+        let held = baton.holds_nothing(&prefill);
+        held.map_err(|error| format!("{error:#}"))
+    })?;
+
     wait::until("its pods are replaced", AFTER_POWER_LOSS, async || {
         let pods = baton
             .workers("decode")
@@ -204,7 +239,7 @@ async fn power_lost(baton: &Installed) -> Result<()> {
         if serving.len() == 2
             && serving
                 .iter()
-                .all(|pod| pod["spec"]["nodeName"] == "node-1")
+                .all(|pod| pod["spec"]["nodeName"] == kept.as_str())
         {
             Ok(())
         } else {
@@ -218,7 +253,7 @@ async fn power_lost(baton: &Installed) -> Result<()> {
     .await?;
     // Routers know it too by now: nothing is sent to what is gone. One of them may have been there itself.
     baton.reachable().await?;
-    let load = Load::start(baton.api, "tiny", 2, 16);
+    let load = Load::start(baton.api, Asked::short(2, 16));
     load.more(10).await?;
     load.all_well().await?;
     let names = workers(baton)?;
@@ -226,8 +261,48 @@ async fn power_lost(baton: &Installed) -> Result<()> {
         names.is_disjoint(&gone),
         "a name was used again: {names:?} {gone:?}"
     );
-    baton.cluster.program("node-up", &["2"])?;
+    baton.cluster.program("node-up", &[lost])?;
     baton.ready()
+}
+
+/// A client of the router on that node alone: what is asked through another that is lost says nothing about workers.
+async fn router_on(baton: &Installed, node: &str) -> Result<Client> {
+    let routers = baton.list(&["pods", "--selector=app.kubernetes.io/name=baton-router"])?;
+    let router = routers.iter().find(|pod| pod["spec"]["nodeName"] == node);
+    let router = router.with_context(|| format!("no router is on {node}"))?;
+    let pod = format!("pod/{}", text(&router["metadata"]["name"]));
+    baton.run(&["label", &pod, "tried=stays"])?;
+    baton.apply(STAYS)?;
+    let stays = baton
+        .cluster
+        .expose("STAYS", &format!("{NAMESPACE}/stays"), "http")?;
+    let what = "a Service leads to the router that stays";
+    service::settled(what, SOON, stays, "/v1/models", |_| Ok(())).await?;
+    Ok(stays)
+}
+
+const STAYS: &str = "{apiVersion: v1, kind: Service, metadata: {name: stays}, \
+     spec: {selector: {tried: stays}, ports: [{name: http, port: 80, targetPort: http}]}}";
+
+/// Waits until the prefill worker holds KV for others, and one that will be lost has a run.
+async fn kv_on_its_way(baton: &Installed, prefill: &str, gone: &BTreeSet<String>) -> Result<()> {
+    wait::until("KV is on its way to who will be lost", SOON, async || {
+        let count = |worker: &str, field: &str| match baton.load(worker) {
+            Ok(load) => Ok(load[field].as_u64().unwrap_or(0)),
+            Err(error) => Err(format!("{error:#}")),
+        };
+        let leases = count(prefill, "leasesOpen")?;
+        let mut runs = 0;
+        for worker in gone {
+            runs += count(worker, "runningSequences")?;
+        }
+        if leases > 0 && runs > 0 {
+            Ok(())
+        } else {
+            Err(format!("{leases} leases, {runs} runs on {gone:?}"))
+        }
+    })
+    .await
 }
 
 /// Nothing holds its end up, not even with nobody there to take anything back: no operator runs when it begins.

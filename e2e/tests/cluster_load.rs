@@ -1,33 +1,52 @@
 //! What is done to pods while clients are served by them, on real nodes: no client notices.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use anyhow::{Context, Result, ensure};
+use baton_e2e::cluster::history::History;
+use baton_e2e::cluster::installed::{Installed, NAMESPACE, SOON};
 use baton_e2e::cluster::kubectl::condition;
-use baton_e2e::cluster::load::Load;
+use baton_e2e::cluster::load::{Asked, Load};
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
 use baton_e2e::{scenario, skipped, wait};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-const CLIENTS: u32 = 4;
-/// Of each answer: one takes 4 s, longer than a worker lives that is ended without being drained.
-const TOKENS: u32 = 192;
+/// Long prompts, each prefilled by one worker and decoded by another. A prefill takes 2 s in two steps, so that one is always under way,
+/// and an answer 4 s, longer than a worker lives that is ended without being drained.
+const ASKED: Asked = Asked {
+    clients: 4,
+    prompt: 3000,
+    tokens: 192,
+    mode: Some("Disaggregated"),
+};
+const PREFILL: u32 = 2;
+const DECODE: u32 = 3;
+/// Decode workers that evictions leave: of all, one may go at a time.
+const LEAST: u32 = 2;
+/// Leases are 3 s, and an idle worker reports every second.
+const AFTER_LEASES: Duration = Duration::from_secs(30);
 
-/// Simulated workers, and a budget that lets one decode pod go at a time.
-fn manifest(decode: u32) -> String {
+/// Simulated workers, and budgets that let one pod of each pool go at a time.
+fn manifest(prefill: u32, decode: u32) -> String {
     let slow = Manifest {
+        prefill_replicas: prefill,
         decode_replicas: decode,
         policy: "  timeouts: {totalSeconds: 120}\n".to_owned(),
         ..Manifest::slow()
     };
-    let budget = "kind: DecodePool\nmetadata: {name: decode}\nspec:\n";
-    slow.text().replace(
-        budget,
-        &format!("{budget}  disruption: {{minAvailable: 1}}\n"),
-    )
+    let mut text = slow.text();
+    for (kind, name, least) in [
+        ("PrefillPool", "prefill", 1),
+        ("DecodePool", "decode", LEAST),
+    ] {
+        let pool = format!("kind: {kind}\nmetadata: {{name: {name}}}\nspec:\n");
+        let budget = format!("{pool}  disruption: {{minAvailable: {least}}}\n");
+        text = text.replace(&pool, &budget);
+    }
+    text
 }
 
 #[test]
@@ -36,34 +55,59 @@ fn scaling_draining_evicting_and_deleting_under_load_fails_no_request() {
         let Some(baton) = Installed::on_nodes(2, &[]).await? else {
             return Ok(());
         };
-        baton.apply(&manifest(3))?;
+        baton.apply(&manifest(PREFILL, DECODE))?;
         baton.ready()?;
-        let load = Load::start(baton.api, "tiny", CLIENTS, TOKENS);
-        load.more(CLIENTS).await?;
+        let load = Load::start(baton.api, ASKED);
+        handed_over(&baton, &load).await?;
 
-        scaled_down(&baton)?;
-        last_one_is_not_evicted(&baton)?;
-        load.more(CLIENTS).await?;
-        baton.run(&["scale", "decodepool/decode", "--replicas=3"])?;
-        decode_pods(&baton, 3)?;
+        for (pool, count) in [("decode", DECODE), ("prefill", PREFILL)] {
+            scaled(&baton, pool, 1)?;
+            last_one_is_not_evicted(&baton, pool)?;
+            handed_over(&baton, &load).await?;
+            scaled(&baton, pool, count)?;
 
-        evicted(&baton)?;
-        load.more(CLIENTS).await?;
+            evicted(&baton, pool, count)?;
+            handed_over(&baton, &load).await?;
 
-        deleted(&baton)?;
-        load.more(CLIENTS).await?;
+            deleted(&baton, pool, count)?;
+            handed_over(&baton, &load).await?;
+        }
 
         if baton.cluster.is_own() {
-            let moved = node_drained(&baton)?;
-            ensure!(moved > 0, "no worker was on the node that was drained");
-            load.more(CLIENTS).await?;
+            node_drained(&baton)?;
+            handed_over(&baton, &load).await?;
         } else {
             skipped("the drain of a node, which others may use too");
         }
         let answered = load.all_well().await?;
-        ensure!(answered > 4 * CLIENTS, "{answered} answers");
-        Ok(())
+        ensure!(answered >= 7 * ASKED.clients as usize, "{answered} answers");
+        let what = "no worker holds anything for a hand-off";
+        wait::until_blocking(what, AFTER_LEASES, || {
+            let workers = [baton.workers("prefill"), baton.workers("decode")];
+            let look = workers.into_iter().flatten().flatten();
+            let names = names(&look.collect::<Vec<_>>());
+            let all = (PREFILL + DECODE) as usize;
+            if names.len() != all {
+                return Err(format!("{names:?} are there, of {all}"));
+            }
+            let held = names.iter().try_for_each(|name| baton.holds_nothing(name));
+            held.map_err(|error| format!("{error:#}"))
+        })
     });
+}
+
+/// Waits until each client may have asked once more, and reads why these runs went where they went: without a hand-off among them, the
+/// load would not try what it is to try.
+async fn handed_over(baton: &Installed, load: &Load) -> Result<()> {
+    let mut kinds = Vec::new();
+    for run in load.more(ASKED.clients as usize).await? {
+        let record = baton.explain(&run)?;
+        record.check_order()?;
+        let remote = record.kind()? == "Remote" && record.bytes() > 0;
+        kinds.push(remote);
+    }
+    ensure!(kinds.contains(&true), "no run was handed over: {kinds:?}");
+    Ok(())
 }
 
 #[test]
@@ -72,7 +116,7 @@ fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on() {
         let Some(baton) = Installed::on_nodes(1, &[]).await? else {
             return Ok(());
         };
-        baton.apply(&manifest(2))?;
+        baton.apply(&manifest(1, 2))?;
         baton.ready()?;
         let before = names(&baton.workers("decode")?);
         // Each pod has a run that lasts longer than what follows.
@@ -123,19 +167,50 @@ fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on() {
             names(&baton.workers("decode")?) == before,
             "a pod was replaced"
         );
-        Ok(())
+        let what = "what was drained is given new requests";
+        let mut turn = 0;
+        wait::until(what, Duration::from_secs(60), async || {
+            turn += 1;
+            let met = decoded_by(&baton, turn).await;
+            let met = met.map_err(|error| format!("{error:#}"))?;
+            met.contains(&name)
+                .then_some(())
+                .ok_or_else(|| format!("{met:?} were, and not {name}"))
+        })
+        .await
     });
 }
 
-fn scaled_down(baton: &Installed) -> Result<()> {
-    baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
-    decode_pods(baton, 1)
+/// The decode workers of some requests that come at a time.
+async fn decoded_by(baton: &Installed, turn: u32) -> Result<BTreeSet<String>> {
+    let prompt: Vec<u32> = (0..400).map(|place| (place * 11) % 200 + 3).collect();
+    let mut asks = JoinSet::new();
+    for place in 0..4 {
+        // Nothing that is there already draws them to one.
+        let salt = format!("turn {turn}, request {place}");
+        let ask = Ask::ids("tiny", &prompt, 16).with("cache_salt", salt);
+        let (ask, api) = (ask.mode("Aggregated"), baton.api);
+        asks.spawn(async move { ask.send(&api).await });
+    }
+    let mut workers = BTreeSet::new();
+    while let Some(answer) = asks.join_next().await {
+        let record = baton.explain(&answer??.run)?;
+        workers.insert(text(&record.chosen()?["decode"]));
+    }
+    Ok(workers)
+}
+
+fn scaled(baton: &Installed, pool: &str, count: u32) -> Result<()> {
+    let (kind, count_of) = (format!("{pool}pool/{pool}"), format!("--replicas={count}"));
+    baton.run(&["scale", &kind, &count_of])?;
+    pods(baton, pool, count)
 }
 
 /// The budget's controller follows the pods: an eviction counts by what it has said last.
-fn evictions_allowed(baton: &Installed, count: u64) -> Result<()> {
-    let what = format!("{count} evictions are allowed");
-    let budget = ["poddisruptionbudget", "decode-decode"];
+fn evictions_allowed(baton: &Installed, pool: &str, count: u32) -> Result<()> {
+    let what = format!("{count} evictions of {pool} are allowed");
+    let name = format!("{pool}-{pool}");
+    let budget = ["poddisruptionbudget", name.as_str()];
     baton.until(&what, &budget, |budget| {
         let status = &budget["status"];
         let current = status["observedGeneration"] == budget["metadata"]["generation"];
@@ -157,9 +232,9 @@ fn eviction(pod: &str) -> ([String; 4], String) {
     (arguments, body.to_string())
 }
 
-fn last_one_is_not_evicted(baton: &Installed) -> Result<()> {
-    evictions_allowed(baton, 0)?;
-    let name = names(&baton.workers("decode")?)[0].clone();
+fn last_one_is_not_evicted(baton: &Installed, pool: &str) -> Result<()> {
+    evictions_allowed(baton, pool, 0)?;
+    let name = names(&baton.workers(pool)?)[0].clone();
     let (arguments, body) = eviction(&name);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let refused = baton.kubectl().refused(&arguments, &body)?;
@@ -168,75 +243,96 @@ fn last_one_is_not_evicted(baton: &Installed) -> Result<()> {
         "{refused}"
     );
     ensure!(
-        names(&baton.workers("decode")?) == [name],
+        names(&baton.workers(pool)?) == [name],
         "it was taken all the same"
     );
     Ok(())
 }
 
 /// One may go: it ends what it runs, and another takes its place.
-fn evicted(baton: &Installed) -> Result<()> {
-    evictions_allowed(baton, 2)?;
-    let gone = names(&baton.workers("decode")?)[0].clone();
+fn evicted(baton: &Installed, pool: &str, count: u32) -> Result<()> {
+    evictions_allowed(baton, pool, 1)?;
+    let gone = names(&baton.workers(pool)?)[0].clone();
     let (arguments, body) = eviction(&gone);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     baton.kubectl().run_with(&arguments, &body)?;
-    replaced(baton, &gone)
+    replaced(baton, pool, count, &gone)
 }
 
 /// As a person does who does not know what runs on it.
-fn deleted(baton: &Installed) -> Result<()> {
-    let gone = names(&baton.workers("decode")?)[0].clone();
+fn deleted(baton: &Installed, pool: &str, count: u32) -> Result<()> {
+    let gone = names(&baton.workers(pool)?)[0].clone();
     baton.run(&["delete", "pod", &gone, "--wait", "--timeout=120s"])?;
-    replaced(baton, &gone)
+    replaced(baton, pool, count, &gone)
 }
 
-fn replaced(baton: &Installed, gone: &str) -> Result<()> {
-    let what = format!("{gone} is replaced");
-    let pods = ["pods", "--selector=serving.baton.dev/pool=decode"];
-    baton.until(&what, &pods, |list| {
-        let items = list["items"].as_array().cloned().unwrap_or_default();
-        let now = names(&items);
-        let ready = items.iter().filter(|pod| is_ready(pod)).count();
-        if ready == 3 && now.len() == 3 && !now.iter().any(|name| name == gone) {
-            Ok(())
-        } else {
-            Err(format!("{ready} of {now:?} are Ready"))
-        }
-    })
+fn replaced(baton: &Installed, pool: &str, count: u32, gone: &str) -> Result<()> {
+    pods(baton, pool, count)?;
+    let now = names(&baton.workers(pool)?);
+    ensure!(
+        !now.iter().any(|name| name == gone),
+        "{gone} is there again: {now:?}"
+    );
+    Ok(())
 }
 
-/// Takes all pods of Baton off the second node; returns how many workers that were.
-fn node_drained(baton: &Installed) -> Result<usize> {
-    let there = |pods: Vec<Value>| {
-        pods.iter()
-            .filter(|pod| pod["spec"]["nodeName"] == "node-2")
-            .count()
+/// Takes all pods of Baton off the node with most decode workers, of which there are more than the budget lets go at a time.
+fn node_drained(baton: &Installed) -> Result<()> {
+    let nodes = |pool: &str| -> Result<Vec<String>> {
+        let pods = baton.workers(pool)?;
+        Ok(pods
+            .iter()
+            .map(|pod| text(&pod["spec"]["nodeName"]))
+            .collect())
     };
-    let before = there(baton.workers("decode")?) + there(baton.workers("prefill")?);
+    let on = nodes("decode")?;
+    let count = |node: &String| on.iter().filter(|other| *other == node).count();
+    let node = on.iter().max_by_key(|node| count(node));
+    let node = node.context("no decode worker")?;
+    ensure!(
+        count(node) > (DECODE - LEAST) as usize,
+        "of three workers on two nodes, two share one: {on:?}"
+    );
+    evictions_allowed(baton, "decode", DECODE - LEAST)?;
+    let history = History::start(baton.kubectl(), NAMESPACE, "decode")?;
+    history.has_seen(DECODE as usize, SOON)?;
     let kubectl = baton.kubectl();
     kubectl.run(&[
         "drain",
-        "node-2",
+        node,
         "--ignore-daemonsets",
         "--delete-emptydir-data",
         "--timeout=240s",
     ])?;
-    decode_pods(baton, 3)?;
-    let after = there(baton.workers("decode")?) + there(baton.workers("prefill")?);
-    ensure!(after == 0, "{after} workers are left on a drained node");
-    kubectl.run(&["uncordon", "node-2"])?;
-    Ok(before)
+    pods(baton, "decode", DECODE)?;
+    pods(baton, "prefill", PREFILL)?;
+    let taken = history.floor_kept(DECODE as usize, LEAST as usize)?;
+    ensure!(
+        taken >= count(node),
+        "{taken} of {on:?} were seen to leave {node}"
+    );
+    let left = [nodes("decode")?, nodes("prefill")?].concat();
+    ensure!(
+        !left.contains(node),
+        "workers are left on {node}, which was drained: {left:?}"
+    );
+    kubectl.run(&["uncordon", node])?;
+    Ok(())
 }
 
 /// Waits until the pool has so many Ready pods and no other.
-fn decode_pods(baton: &Installed, count: usize) -> Result<()> {
-    let what = format!("{count} decode pods");
-    let pods = ["pods", "--selector=serving.baton.dev/pool=decode"];
-    baton.until(&what, &pods, |list| {
+fn pods(baton: &Installed, pool: &str, count: u32) -> Result<()> {
+    let what = format!("{count} {pool} pods");
+    let selector = format!("--selector=serving.baton.dev/pool={pool}");
+    baton.until(&what, &["pods", &selector], |list| {
         let items = list["items"].as_array().cloned().unwrap_or_default();
-        let ready = items.iter().filter(|pod| is_ready(pod)).count();
-        if ready == count && items.len() == count {
+        let stays = |pod: &&Value| pod["metadata"]["deletionTimestamp"].is_null();
+        let ready = items
+            .iter()
+            .filter(stays)
+            .filter(|pod| is_ready(pod))
+            .count();
+        if ready == count as usize && items.len() == ready {
             Ok(())
         } else {
             Err(format!("{ready} of {} are Ready", items.len()))
@@ -252,9 +348,7 @@ fn is_ready(pod: &Value) -> bool {
 fn running(baton: &Installed) -> Result<u64> {
     let mut sum = 0;
     for name in names(&baton.workers("decode")?) {
-        let path = format!("/api/v1/namespaces/baton/pods/{name}:7002/proxy/v1/load");
-        let load: Value = serde_json::from_str(&baton.kubectl().run(&["get", "--raw", &path])?)?;
-        sum += load["runningSequences"].as_u64().unwrap_or(0);
+        sum += baton.load(&name)?["runningSequences"].as_u64().unwrap_or(0);
     }
     Ok(sum)
 }

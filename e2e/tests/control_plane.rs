@@ -1,10 +1,12 @@
-//! The cluster that the other tests stand on: a real API server that answers kubectl, controllers that work, an end without remains.
+//! The cluster that the other tests stand on: a real API server that answers kubectl, controllers that work, an end without remains; and
+//! what there is of it with programs that somebody else has chosen.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use baton_e2e::binaries::repository;
 use baton_e2e::cluster::Cluster;
 use baton_e2e::{skipped, wait};
 
@@ -111,6 +113,96 @@ fn a_cluster_ends_when_whoever_wanted_it_was_killed() -> Result<()> {
             (running, known) => Err(format!("{running} processes run, state is there: {known}")),
         }
     })
+}
+
+/// As developers of operators have them: `setup-envtest` brings these three and no more.
+#[test]
+fn with_the_programs_of_envtest_objects_are_served_and_the_rest_is_said_to_be_missing() -> Result<()>
+{
+    if std::env::var_os("BATON_E2E_KUBECONFIG").is_some() {
+        skipped("BATON_E2E_KUBECONFIG is set, and this test starts an API server");
+        return Ok(());
+    }
+    let here = program(&["can", "api-server"], None)?;
+    if !here.status.success() {
+        skipped(&format!(
+            "no API server on this machine: {}",
+            text(&here.stdout)
+        ));
+        return Ok(());
+    }
+    let built = well(&program(&["build"], None)?)?;
+    let assets = tempfile::tempdir()?;
+    for name in ["etcd", "kube-apiserver", "kubectl"] {
+        let program = Path::new(built.trim()).join(name);
+        std::os::unix::fs::symlink(program, assets.path().join(name))?;
+    }
+    let asked = |arguments: &[&str]| program(arguments, Some(assets.path()));
+
+    well(&asked(&["can", "api-server"])?)?;
+    for kind in ["control-plane", "nodes"] {
+        let refused = asked(&["can", kind])?;
+        let said = text(&refused.stdout);
+        ensure!(
+            refused.status.code() == Some(1) && said.lines().count() == 1,
+            "{kind}: {} {said}{}",
+            refused.status,
+            text(&refused.stderr)
+        );
+        for word in [
+            "KUBEBUILDER_ASSETS",
+            "kube-controller-manager",
+            "kube-scheduler",
+        ] {
+            ensure!(said.contains(word), "{kind} does not name {word}: {said}");
+        }
+    }
+
+    // What runs with them: whoever asks for nodes all the same is told, and objects are served.
+    let state = tempfile::tempdir()?;
+    let (folder, owner) = (
+        state.path().to_string_lossy(),
+        std::process::id().to_string(),
+    );
+    let up = ["up", "--directory", &folder, "--owner", &owner];
+    let nodes = asked(&[&up[..], &["--nodes", "1"]].concat())?;
+    let said = text(&nodes.stderr);
+    ensure!(
+        nodes.status.code() == Some(1) && said.lines().count() == 1 && said.contains("has no kube"),
+        "{said}"
+    );
+    let kubeconfig = well(&asked(&up)?)?;
+    let made = Command::new(assets.path().join("kubectl"))
+        .args(["create", "namespace", "tried", "--output=name"])
+        .env("KUBECONFIG", kubeconfig.trim())
+        .output()?;
+    ensure!(well(&made)?.trim() == "namespace/tried");
+    let ids = processes(state.path())?;
+    ensure!(ids.len() == 2, "two programs run: {ids:?}");
+    well(&asked(&["down", "--directory", &folder])?)?;
+    for id in ids {
+        ensure!(!runs(id), "process {id} still runs");
+    }
+    Ok(())
+}
+
+/// What the program that makes clusters is asked; with that folder of programs, if any.
+fn program(arguments: &[&str], assets: Option<&Path>) -> Result<Output> {
+    let mut command = Command::new(repository().join("e2e/cluster/cluster"));
+    if let Some(assets) = assets {
+        command.env("KUBEBUILDER_ASSETS", assets);
+    }
+    Ok(command.args(arguments).output()?)
+}
+
+fn well(output: &Output) -> Result<String> {
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    ensure!(output.status.success(), "{}: {said}{errors}", output.status);
+    Ok(said)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// One that has ended and waits for its parent to notice does not.

@@ -21,7 +21,7 @@ const DRY: [&str; 3] = ["apply", "--dry-run=server", "--filename=-"];
 /// One cluster for all: each part is a function, so that a failure says which.
 #[test]
 fn a_cluster_takes_good_manifests_and_says_what_is_wrong_with_bad_ones() -> Result<()> {
-    let Some(cluster) = Cluster::control_plane()? else {
+    let Some(cluster) = Cluster::api_server()? else {
         return Ok(());
     };
     let kubectl = cluster.kubectl();

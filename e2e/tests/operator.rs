@@ -1,12 +1,13 @@
 //! The operator against a real API server, with real workers as the pods of a node that is only said to be there: who leads, what a
-//! killed one leaves behind, that a cluster at rest is left in peace, and that an API server in trouble leads to nothing done twice.
+//! killed one leaves behind, that a cluster at rest is left in peace, that an API server in trouble leads to nothing done twice, and that a
+//! worker which does not answer holds no deletion up.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 use baton_e2e::cluster::faulty::{Fault, Passed};
 use baton_e2e::cluster::quiet;
-use baton_e2e::cluster::two_pools::{History, REPLICAS, TwoPools};
+use baton_e2e::cluster::two_pools::{LEAST, REPLICAS, TwoPools};
 use baton_e2e::{scenario, told, wait};
 use rustix::process::Signal;
 
@@ -121,6 +122,7 @@ fn an_operator_that_is_killed_anywhere_goes_on_where_it_was() {
         let Some(pools) = TwoPools::start()? else {
             return Ok(());
         };
+        let history = pools.history()?;
         let mut random = SEED;
         let mut below = |bound: u64| {
             random = random
@@ -147,6 +149,38 @@ fn an_operator_that_is_killed_anywhere_goes_on_where_it_was() {
         // The kills were not all before anything happened: six revisions of four pods, as far as each got.
         let made = pools.nothing_twice(|_| 0)?;
         ensure!(made > 2 * (REPLICAS + 1), "only {made} pods were ever made");
+        // Nor did one take a pod out that its predecessor could not do without.
+        history.floor_kept(REPLICAS, LEAST)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_worker_that_answers_nobody_holds_no_deletion_up() {
+    scenario(async {
+        let Some(pools) = TwoPools::start()? else {
+            return Ok(());
+        };
+        let operator = pools.baton.operator("operator", "one")?;
+        operator.leads(SOON).await?;
+        pools.apply(64)?;
+        pools.ready(SOON)?;
+
+        // A pool, until its last pod is gone; then all else, while the operator looks on.
+        pools.freeze("decode", SOON)?;
+        let kubectl = pools.baton.kubectl();
+        let tried = "--namespace=tried";
+        let foreground = ["--cascade=foreground", "--timeout=120s", tried];
+        kubectl.run(&[&["delete", "decodepool/decode"], &foreground[..]].concat())?;
+        let left = pools.pods("decode")?;
+        ensure!(left.is_empty(), "pods of a pool that is gone: {left:#?}");
+
+        pools.freeze("prefill", SOON)?;
+        kubectl.run(&["delete", "namespace", "tried", "--timeout=120s"])?;
+        ensure!(
+            operator.metric("baton_operator_leading").await? == 1.0,
+            "the operator did not outlive it"
+        );
         Ok(())
     });
 }
@@ -157,7 +191,7 @@ fn an_api_server_in_every_trouble_leads_to_nothing_done_twice() {
         let Some(pools) = TwoPools::start()? else {
             return Ok(());
         };
-        let history = History::start(&pools.baton)?;
+        let history = pools.history()?;
         let way = pools.baton.faulty("way").await?;
         let operator = pools
             .baton
@@ -220,7 +254,7 @@ fn an_api_server_in_every_trouble_leads_to_nothing_done_twice() {
                 .filter(|one| one.is_an_unheard_deletion_of(pod))
                 .count()
         })?;
-        let taken = history.floor_kept()?;
+        let taken = history.floor_kept(REPLICAS, LEAST)?;
         ensure!(
             made >= 4 * (REPLICAS + 1) && taken >= 3 * REPLICAS,
             "{made} pods were made and {taken} taken out in four revisions"

@@ -27,7 +27,7 @@ CONTROL_PLANE_ONLY = ("etcd", "kube-apiserver", "kubectl")
 def up(layout: Layout, nodes: int, gpus: int, owner: int | None, tell: Callable[[str], None]) -> None:
     """Starts a cluster and waits until it works. What fails half-way is ended again; its logs stay. With an owner, it ends when
     that process does."""
-    if reason := machine.cannot(nodes > 0):
+    if reason := machine.cannot("nodes" if nodes else "api-server"):
         raise ClusterError(reason)
     if not 0 <= nodes <= 200:
         raise ClusterError(f"{nodes} nodes: 0 to 200 can be had")

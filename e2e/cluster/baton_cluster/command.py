@@ -24,16 +24,19 @@ def _tell(line: str) -> None:
 
 
 def _build(asked) -> None:
-    if asked.where_possible and (reason := machine.cannot(nodes=False)):
+    if asked.where_possible and (reason := machine.cannot("api-server")):
         _tell(f"nothing is built: {reason}")
         return
     print(programs.find(("etcd", "kube-apiserver", "kubectl"), _tell).folder)
     for name in asked.tools:
+        if asked.where_possible and (reason := programs.cannot_have(name)):
+            _tell(f"not built: {reason}")
+            continue
         print(programs.tool(name, _tell))
 
 
 def _can(asked) -> int:
-    if reason := machine.cannot(asked.what == "nodes"):
+    if reason := programs.cannot_have(asked.what) if asked.what in programs.TOOLS else machine.cannot(asked.what):
         print(reason)
         return 1
     return 0
@@ -72,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--where-possible", action="store_true", help="say why and succeed on a machine that cannot")
     tool = command("tool", lambda asked: print(programs.tool(asked.name, _tell)), "builds one of them alone and prints its path", folder=False)
     tool.add_argument("name", choices=list(programs.TOOLS))
-    can = command("can", _can, "exit status 1 and why, where this machine cannot have a cluster", folder=False)
-    can.add_argument("what", nargs="?", choices=["control-plane", "nodes"], default="control-plane")
+    can = command("can", _can, "exit status 1 and why, where this machine cannot have that", folder=False)
+    can.add_argument("what", nargs="?", choices=[*machine.KINDS, *programs.TOOLS], default="control-plane")
     up = command("up", _up, "starts a cluster and prints its kubeconfig")
     up.add_argument("--nodes", type=int, default=0, help="0: a control plane alone, which needs no root")
     up.add_argument("--gpus", type=int, default=8, help="of each node, as nvidia.com/gpu in its status; no device is behind them")

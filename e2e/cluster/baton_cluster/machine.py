@@ -1,4 +1,5 @@
-"""What this machine can: a control plane needs little, nodes need root on Linux and a few Debian packages."""
+"""What this machine can: an API server needs little, a whole control plane the programs of one, nodes root on Linux and a few Debian
+packages."""
 
 import os
 import pathlib
@@ -20,19 +21,28 @@ FOR_NODES = {
     "unshare": "util-linux",
 }
 
+# What can be had, from the least: each needs all that the one before needs. `api-server` is etcd and an API server.
+KINDS = ("api-server", "control-plane", "nodes")
+# What makes an API server a control plane, where pods are scheduled and objects collected.
+CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 
-def cannot(nodes: bool) -> str | None:
-    """Why there can be no cluster here, in one line, or nothing."""
+
+def cannot(kind: str) -> str | None:
+    """Why there can be none of that kind here, in one line, or nothing."""
     if shutil.which("openssl") is None:
         return "openssl is missing"
-    if not os.environ.get("KUBEBUILDER_ASSETS"):
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        without = [name for name in CONTROLLERS if not os.access(pathlib.Path(assets) / name, os.X_OK)]
+        if without and kind != "api-server":
+            return f"KUBEBUILDER_ASSETS={assets} has no {' and no '.join(without)}, which schedule pods and collect objects: unset it, and they are built"
+    else:
         version = programs.go_version()
         if version is None:
             return "Go is missing: install Go 1.26, or set KUBEBUILDER_ASSETS"
         if not version.startswith("go1.26."):
             # Kubernetes 1.36 built with 1.27 serves malformed OpenAPI documents, and older ones do not build it.
             return f"Kubernetes is built with Go 1.26, and this machine has {version}: install it, or set KUBEBUILDER_ASSETS"
-    return _cannot_have_nodes() if nodes else None
+    return _cannot_have_nodes() if kind == "nodes" else None
 
 
 def _cannot_have_nodes() -> str | None:

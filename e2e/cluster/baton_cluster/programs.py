@@ -53,10 +53,14 @@ def find(needed: tuple[str, ...], tell) -> Programs:
 
 
 def tool(name: str, tell) -> pathlib.Path:
-    """helm or kwok in the pinned version."""
+    """helm or kwok: in the pinned version, or the helm that is here already."""
     package = TOOLS[name]
     version = package.rpartition("@")[2]
     target = cache() / "tools" / f"{name}-{version}"
+    if not target.exists() and (found := _installed(name, version)):
+        return found
+    if reason := cannot_have(name):
+        raise ClusterError(reason)
     with _lock(cache() / "tools" / f".{name}.lock"):
         if not target.exists():
             tell(f"building {name} {version} (1 to 2 minutes, once)")
@@ -64,6 +68,24 @@ def tool(name: str, tell) -> pathlib.Path:
                 _go(["install", "-trimpath", "-ldflags", "-s -w", package], MODULE, {"GOBIN": scratch})
                 os.replace(pathlib.Path(scratch) / name, target)
     return target
+
+
+def cannot_have(name: str) -> str | None:
+    """Why there can be no helm or kwok here, in one line, or nothing."""
+    version = TOOLS[name].rpartition("@")[2]
+    there = (cache() / "tools" / f"{name}-{version}").exists() or _installed(name, version) or go_version()
+    return None if there else f"there is no {name}, and no Go to build it with: install one of them"
+
+
+def _installed(name: str, version: str) -> pathlib.Path | None:
+    """helm in PATH, if its major version is the pinned one; any where there is no Go to build that with."""
+    found = shutil.which(name) if name == "helm" else None
+    if found is None:
+        return None
+    said = subprocess.run([found, "version", "--short"], capture_output=True, text=True, check=False)
+    major = version.partition(".")[0] + "."
+    fits = said.returncode == 0 and said.stdout.startswith(major)
+    return pathlib.Path(found).resolve() if fits or go_version() is None else None
 
 
 def go_version() -> str | None:

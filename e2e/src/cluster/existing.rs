@@ -98,7 +98,7 @@ impl Existing {
     /// # Errors
     /// helm does not install them.
     pub fn install(&self, namespace: &str, values: &[&str]) -> Result<()> {
-        let helm = Helm::found(self.kubectl.kubeconfig())?;
+        let helm = Helm::found(self.kubectl.kubeconfig())?.context("no helm")?;
         let images = images(std::env::var("BATON_E2E_REGISTRY").ok().as_deref());
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         for (chart, values) in [

@@ -15,17 +15,21 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Where the program that makes clusters keeps it; built where it is not there yet.
+    /// Where the program that makes clusters keeps it, or in `PATH`; built where it is not there yet. None, and a line that says so, where
+    /// the machine has none and cannot build it.
     ///
     /// # Errors
-    /// It cannot be built.
-    pub fn found(kubeconfig: &Path) -> Result<Self> {
+    /// It is not built.
+    pub fn found(kubeconfig: &Path) -> Result<Option<Self>> {
+        if !super::possible("helm")? {
+            return Ok(None);
+        }
         let said = super::program(&["tool", "helm"])?;
         let path = said.lines().last().context("no path of helm")?;
-        Ok(Self {
+        Ok(Some(Self {
             program: path.into(),
             kubeconfig: kubeconfig.to_owned(),
-        })
+        }))
     }
 
     /// What it prints.

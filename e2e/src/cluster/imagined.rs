@@ -27,6 +27,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The controllers take a node for dead that is silent for 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
+/// A process that does not end when it is asked to is killed after this, which is shorter than a pod's own grace period.
+const GRACE: Duration = Duration::from_secs(10);
+
 const PROBE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Counts the pods of all nodes of this process, so that no two get one address.
@@ -120,7 +123,10 @@ impl Loop {
             if !pod["metadata"]["deletionTimestamp"].is_null() {
                 if let Some(mut running) = self.pods.remove(text(pod, "uid")) {
                     running.process.signal(Signal::TERM);
-                    running.process.wait(Duration::from_secs(10))?;
+                    if running.process.wait(GRACE).is_err() {
+                        running.process.signal(Signal::KILL);
+                        running.process.wait(GRACE)?;
+                    }
                 }
                 let namespace = format!("--namespace={namespace}");
                 let forced = ["--grace-period=0", "--force", "--ignore-not-found"];

@@ -10,13 +10,18 @@ use super::kubectl::{Kubectl, condition};
 use super::{Cluster, service};
 use crate::binaries::program;
 use crate::http::Client;
+use crate::metrics::Metrics;
 use crate::record::Record;
+use crate::wait;
 
 /// The namespace that the charts are installed in, and that their router serves.
 pub const NAMESPACE: &str = "baton";
 
 /// A pool of the tiny model whose images are there has long been Ready, and a drain of idle workers has long ended.
 pub const SOON: Duration = Duration::from_secs(120);
+
+/// Records are written off the hot path: one may have its end a moment after its answer.
+const RECORDED: Duration = Duration::from_secs(10);
 
 /// A cluster with Baton on it.
 #[derive(Debug)]
@@ -164,13 +169,60 @@ impl Installed {
         Ok(pods)
     }
 
-    /// The decision record of a run, as `kubectl baton explain` finds it among the routers.
+    /// What a worker says of itself: its last report of what it runs and holds.
     ///
     /// # Errors
-    /// It finds none.
+    /// It does not answer.
+    pub fn load(&self, worker: &str) -> Result<Value> {
+        Ok(serde_json::from_str(&self.of(worker, "v1/load")?)?)
+    }
+
+    /// From a worker's admin port, through the API server.
+    fn of(&self, worker: &str, path: &str) -> Result<String> {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{worker}:7002/proxy/{path}");
+        self.kubectl().run(&["get", "--raw", &path])
+    }
+
+    /// A worker holds nothing for a hand-off and has lost no block, by its report and by its metrics.
+    ///
+    /// # Errors
+    /// It does, or does not answer.
+    pub fn holds_nothing(&self, worker: &str) -> Result<()> {
+        let load = self.load(worker)?;
+        ensure!(load["leasesOpen"] == 0, "{worker}: {load}");
+        let metrics = Metrics::parse(&self.of(worker, "metrics")?)?;
+        for (name, labels) in [
+            ("baton_kv_blocks", &[("state", "leased")][..]),
+            ("baton_kv_blocks", &[("state", "quarantined")]),
+            ("baton_kv_leaked_blocks", &[]),
+        ] {
+            // There it is, and it is zero.
+            let blocks = metrics.sum(name, labels);
+            ensure!(
+                blocks == Some(0.0),
+                "{worker}: {name} {labels:?} is {blocks:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// The decision record of a run that has ended, as `kubectl baton explain` finds it among the routers.
+    ///
+    /// # Errors
+    /// It finds none, or one without an end.
     pub fn explain(&self, run: &str) -> Result<Record> {
-        let output = self.baton(&["explain", run, "--namespace", NAMESPACE, "--output", "json"])?;
-        Ok(Record(serde_json::from_str(&output).context(output)?))
+        let told = ["explain", run, "--namespace", NAMESPACE, "--output", "json"];
+        wait::until_blocking(&format!("{run} is explained"), RECORDED, || {
+            let record = self.baton(&told).and_then(|record| {
+                let record: Value = serde_json::from_str(&record).context(record)?;
+                Ok(Record(record))
+            });
+            let record = record.map_err(|error| format!("{error:#}"))?;
+            match record.0["outcome"]["status"].is_string() {
+                true => Ok(record),
+                false => Err(format!("it has no end: {}", record.0)),
+            }
+        })
     }
 
     /// Calls the command as kubectl's plugin.
@@ -199,7 +251,10 @@ impl Installed {
 }
 
 /// A folder with the command under test as a plugin of kubectl.
-fn plugin(cluster: &Cluster) -> Result<PathBuf> {
+///
+/// # Errors
+/// The command is not built.
+pub fn plugin(cluster: &Cluster) -> Result<PathBuf> {
     let programs = cluster.programs();
     let link = programs.join("kubectl-baton");
     let built = program("baton")?;

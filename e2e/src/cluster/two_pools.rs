@@ -1,20 +1,23 @@
 //! What tests of the operator roll from revision to revision: a decode and a prefill pool of tiny workers beside a control plane, and
 //! what must hold at every step of the way.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::process::Stdio;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::NamedTempFile;
 
+use super::history::History;
 use super::imagined::ImaginedNode;
 use super::kubectl::condition;
 use super::operated::Operated;
+use crate::process::signal_process;
 
 /// Of the decode pool; the prefill pool has one.
 pub const REPLICAS: usize = 3;
+/// Of them, at every step of a rollout: `REPLICAS - maxUnavailable`.
+pub const LEAST: usize = REPLICAS - 1;
 const NAMESPACE: &str = "tried";
 
 /// A control plane with a namespace and a node.
@@ -69,12 +72,44 @@ impl TwoPools {
         Ok(())
     }
 
+    /// What happens to the decode pool's pods from here on.
+    ///
+    /// # Errors
+    /// kubectl does not start.
+    pub fn history(&self) -> Result<History> {
+        History::start(self.baton.kubectl(), NAMESPACE, "decode")
+    }
+
     /// # Errors
     /// kubectl fails.
     pub fn pods(&self, pool: &str) -> Result<Vec<Value>> {
         let selector = format!("--selector=serving.baton.dev/pool={pool}");
         let pods = ["pods", "--namespace=tried", &selector];
         self.baton.kubectl().list(&pods)
+    }
+
+    /// Stops the process in a pod of the pool and waits until its probe has noticed: it answers nobody any more, and does not end when asked.
+    ///
+    /// # Errors
+    /// There is none, or nobody notices in time.
+    pub fn freeze(&self, pool: &str, within: Duration) -> Result<()> {
+        let pods = self.pods(pool)?;
+        let pod = pods.first().context("the pool has no pod")?;
+        let container = pod["status"]["containerStatuses"][0]["containerID"].as_str();
+        let process = container.and_then(|id| id.strip_prefix("imagined://"));
+        signal_process(
+            process.context("a pod without a process")?.parse()?,
+            Signal::STOP,
+        );
+        let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+        let all = ["pod", name, "--namespace=tried"];
+        let what = format!("{name} is not Ready any more");
+        self.baton.kubectl().until(&what, within, &all, |pod| {
+            match condition(pod, "Ready").0.as_str() {
+                "False" => Ok(()),
+                _ => Err(pod["status"].to_string()),
+            }
+        })
     }
 
     /// Both pools have as many pods as they want, each pool's of one revision.
@@ -156,75 +191,4 @@ fn pools(blocks: u32) -> String {
         spec(REPLICAS),
         spec(1)
     )
-}
-
-/// Everything that happens to pods, as a watch of the API server shows it.
-#[derive(Debug)]
-pub struct History {
-    seen: NamedTempFile,
-    watch: std::process::Child,
-}
-
-impl History {
-    /// # Errors
-    /// kubectl does not start.
-    pub fn start(baton: &Operated) -> Result<Self> {
-        let seen = NamedTempFile::new()?;
-        let pools = "--selector=serving.baton.dev/pool";
-        let all = ["get", "pods", "--watch", "--output-watch-events"];
-        let watch = baton
-            .kubectl()
-            .command(&[&all[..], &["--output=json", "--namespace=tried", pools]].concat())
-            .stdout(Stdio::from(seen.reopen()?))
-            .spawn()?;
-        Ok(Self { seen, watch })
-    }
-
-    /// Of the decode pool, at every step: as soon as all its replicas have served, whoever is taken out by the operator leaves at least
-    /// `REPLICAS - maxUnavailable` behind. Returns how many were taken out.
-    ///
-    /// # Errors
-    /// The floor was broken at a step, or the watch has seen none.
-    pub fn floor_kept(mut self) -> Result<usize> {
-        const LEAST: usize = REPLICAS - 1;
-        self.watch.kill()?;
-        self.watch.wait()?;
-        let seen = std::fs::read(self.seen.path())?;
-        // By name. Whoever was ready once and was not taken out since is available: what its probe says meanwhile is not the operator's.
-        let mut available: BTreeSet<String> = BTreeSet::new();
-        let mut taken = BTreeSet::new();
-        let mut whole = false;
-        for event in serde_json::Deserializer::from_slice(&seen).into_iter::<Value>() {
-            // The last one may be cut off.
-            let Ok(event) = event else { break };
-            let pod = &event["object"];
-            let name = pod["metadata"]["name"].as_str().context("a pod's name")?;
-            if pod["metadata"]["labels"]["serving.baton.dev/pool"] != "decode" {
-                continue;
-            }
-            let goes = event["type"] == "DELETED"
-                || !pod["metadata"]["deletionTimestamp"].is_null()
-                || condition(pod, "serving.baton.dev/draining").0 == "True";
-            if goes && available.remove(name) {
-                taken.insert(name.to_owned());
-                ensure!(
-                    !whole || available.len() >= LEAST,
-                    "{name} was taken out, and only {available:?} are left"
-                );
-            } else if !goes && condition(pod, "Ready").0 == "True" {
-                available.insert(name.to_owned());
-                whole |= available.len() == REPLICAS;
-            }
-        }
-        ensure!(whole, "the watch has never seen {REPLICAS} that serve");
-        Ok(taken.len())
-    }
-}
-
-impl Drop for History {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.watch.kill();
-        let _ = self.watch.wait();
-    }
 }
