@@ -59,6 +59,8 @@ fn pools_become_pods_that_serve_and_every_run_is_explained() {
         never_ready_before_registered(&std::fs::read(seen.path())?)?;
         labels_say_what_and_where(&baton)?;
         served_and_explained(&baton).await?;
+        chat_is_placed_by_cost(&baton).await?;
+        what_routers_refuse_changes_nothing(&baton).await?;
         what_kubectl_shows(&baton)
     });
 }
@@ -203,12 +205,25 @@ async fn served_and_explained(baton: &Installed) -> Result<()> {
         routers.len() == 2,
         "two routers, and these answered: {routers:?}"
     );
-    // Without a header the policy decides by cost, and says so.
-    let answer = ask
-        .with("cache_salt", "conditional")
-        .send(&baton.api)
-        .await?;
-    let record = baton.explain(&answer.run)?;
+    Ok(())
+}
+
+/// As clients ask, with nothing said of where: the policy decides, and says so.
+async fn chat_is_placed_by_cost(baton: &Installed) -> Result<()> {
+    let body = json!({
+        "model": "tiny", "max_tokens": 24, "ignore_eos": true, "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    });
+    let answer = baton.api.post("/v1/chat/completions", &[], &body).await?;
+    let answer = answer.well()?;
+    let said = answer.json()?;
+    ensure!(
+        said["choices"][0]["message"]["content"].is_string()
+            && said["usage"]["completion_tokens"] == 24,
+        "{said}"
+    );
+    let run = answer.header("x-baton-run").context("no run")?;
+    let record = baton.explain(run)?;
+    ensure!(record.text("mode") == "Conditional", "{}", record.0);
     ensure!(
         record.0["candidates"]
             .as_array()
@@ -217,7 +232,56 @@ async fn served_and_explained(baton: &Installed) -> Result<()> {
         record.0
     );
     ensure!(!record.text("explanation").is_empty(), "{}", record.0);
-    Ok(())
+    record.check_order()
+}
+
+/// A version that names pools which are not there: both routers serve on by the one before, and the policy's status says so of each.
+async fn what_routers_refuse_changes_nothing(baton: &Installed) -> Result<()> {
+    let good = manifest(baton, 2)?;
+    let pools = "decodePools: [{name: decode}]";
+    let none = "decodePools: [{selector: {matchLabels: {tier: none}}}]";
+    ensure!(good.contains(pools), "{good}");
+    let policy = ["routepolicy", "tiny"];
+    let served = baton.until("both routers have the good version", &policy, |policy| {
+        let generation = policy["metadata"]["generation"].clone();
+        let all = routers(policy)
+            .iter()
+            .filter(|one| one["generation"] == generation);
+        let good = all.count() == 2 && policy["status"]["lastGoodGeneration"] == generation;
+        good.then_some(generation)
+            .ok_or_else(|| policy["status"].to_string())
+    })?;
+    baton.apply(&good.replace(pools, none))?;
+    baton.until("both routers refuse the next one", &policy, |policy| {
+        let status = &policy["status"];
+        let refusing = routers(policy).iter().filter(|one| {
+            let why = one["refused"].as_str().unwrap_or_default();
+            one["generation"] == served && why.contains("spec.decodePools[0]")
+        });
+        let refused = refusing.count() == 2
+            && status["lastGoodGeneration"] == served
+            && status["observedGeneration"] == policy["metadata"]["generation"]
+            && status["observedGeneration"] != served;
+        refused.then_some(()).ok_or_else(|| status.to_string())
+    })?;
+    // Whichever router is met.
+    for turn in 0..10 {
+        let ask = Ask::new("tiny", "a question", 4).with("cache_salt", format!("refused {turn}"));
+        let record = baton.explain(&ask.send(&baton.api).await?.run)?;
+        ensure!(
+            record.0["policy"]["generation"] == served,
+            "{}",
+            record.0["policy"]
+        );
+    }
+    baton.apply(&good)?;
+    baton.ready()
+}
+
+fn routers(policy: &Value) -> &[Value] {
+    policy["status"]["routers"]
+        .as_array()
+        .map_or(&[], Vec::as_slice)
 }
 
 fn what_kubectl_shows(baton: &Installed) -> Result<()> {
@@ -242,11 +306,27 @@ fn what_kubectl_shows(baton: &Installed) -> Result<()> {
         baton.run(&["wait", "--for=condition=Ready", kind, "--timeout=10s"])?;
     }
 
-    // Nothing has changed: no difference. Something would: the difference, and nothing is done.
+    // Nothing has changed: no difference. Something would: the difference and a status of its own, and nothing is done.
     let namespace = format!("--namespace={NAMESPACE}");
     baton
         .kubectl()
         .run_with(&["diff", &namespace, "--filename=-"], &manifest(baton, 2)?)?;
+    let three = tempfile::NamedTempFile::new()?;
+    std::fs::write(three.path(), manifest(baton, 3)?)?;
+    let file = three.path().to_string_lossy();
+    let diff = baton
+        .kubectl()
+        .command(&["diff", &namespace, "--filename", &file])
+        .output()?;
+    let shown = String::from_utf8_lossy(&diff.stdout);
+    ensure!(
+        diff.status.code() == Some(1)
+            && shown.contains("-  replicas: 2")
+            && shown.contains("+  replicas: 3"),
+        "{}: {shown}{}",
+        diff.status,
+        String::from_utf8_lossy(&diff.stderr)
+    );
     let server_side = [
         "apply",
         "--server-side",
