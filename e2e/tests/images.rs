@@ -10,27 +10,62 @@ use baton_e2e::binaries::{program, repository};
 use baton_e2e::skipped;
 use serde_json::Value;
 
+/// Images of one binary each.
+const PARTS: [&str; 3] = ["operator", "router", "worker"];
+
 #[test]
 fn an_image_built_twice_is_the_same_bit_for_bit() -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let (first, second) = (scratch.path().join("one"), scratch.path().join("two"));
-    if !built(&first, &["worker"])? || !built(&second, &["worker"])? {
+    if !built(&first, &PARTS)? || !built(&second, &PARTS)? {
         return Ok(());
     }
-    let read = |folder: &Path| std::fs::read(folder.join("baton-worker.tar"));
-    let (one, other) = (read(&first)?, read(&second)?);
-    ensure!(!one.is_empty() && one == other, "two builds differ");
+    for part in PARTS {
+        let read = |folder: &Path| std::fs::read(folder.join(format!("baton-{part}.tar")));
+        let (one, other) = (read(&first)?, read(&second)?);
+        ensure!(
+            !one.is_empty() && one == other,
+            "two builds of {part} differ"
+        );
+    }
+    Ok(())
+}
+
+/// As `make images` made it: it is not made here, because its model may have to be fetched.
+#[test]
+fn the_quickstarts_image_has_its_model_and_the_models_licence() -> Result<()> {
+    let folder = std::env::var_os("BATON_IMAGES")
+        .map_or_else(|| repository().join("target/images"), PathBuf::from);
+    let archive = folder.join("baton-worker-smollm2.tar");
+    if !archive.is_file() {
+        let archive = archive.display();
+        skipped(&format!("{archive} is not there: run `make images`"));
+        return Ok(());
+    }
+    let image = Image::read(archive)?;
+    ensure!(image.config["User"] == "65532:65532", "{}", image.config);
+    let manifest = repository().join("examples/cluster/quickstart.yaml");
+    let manifest = std::fs::read_to_string(manifest)?;
+    let models = manifest
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("uri: file://"));
+    let models: BTreeSet<&str> = models.collect();
+    ensure!(!models.is_empty(), "the quickstart names no file");
+    for model in models {
+        ensure!(image.has(model), "{model} is not in the image");
+    }
+    let licence = image.text("models/LICENSE")?;
+    ensure!(licence.contains("Apache License"), "{licence}");
     Ok(())
 }
 
 #[test]
 fn images_are_run_by_nobody_in_particular_and_carry_their_licences() -> Result<()> {
     let scratch = tempfile::tempdir()?;
-    let parts = ["operator", "router", "worker"];
-    if !built(scratch.path(), &parts)? {
+    if !built(scratch.path(), &PARTS)? {
         return Ok(());
     }
-    for part in parts {
+    for part in PARTS {
         let image = Image::read(scratch.path().join(format!("baton-{part}.tar")))
             .with_context(|| format!("image of {part}"))?;
         as_meant(&image, part)?;

@@ -1,4 +1,5 @@
-//! Real nodes: a worker's image runs as a pod, answers through a Service and from outside, and survives its neighbour's loss of power.
+//! Real nodes: the quickstart is served as `make cluster` serves it; a worker's image runs as a pod, answers through a Service and from
+//! outside, and survives its neighbour's loss of power; and nothing is left of any of it.
 
 use std::time::Duration;
 
@@ -6,6 +7,12 @@ use anyhow::{Result, ensure};
 use baton_e2e::cluster::kubectl::condition;
 use baton_e2e::cluster::{self, Cluster, service};
 use baton_e2e::{scenario, wait};
+use remains::Remains;
+
+#[path = "nodes/quickstart.rs"]
+mod quickstart;
+#[path = "nodes/remains.rs"]
+mod remains;
 
 /// A pod whose image is there is Ready long before.
 const SOON: Duration = Duration::from_secs(90);
@@ -13,7 +20,7 @@ const SOON: Duration = Duration::from_secs(90);
 const GIVEN_UP: Duration = Duration::from_secs(150);
 
 #[test]
-fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
+fn workers_run_on_nodes_of_which_one_can_lose_power_and_nothing_is_left_of_them() {
     scenario(async {
         let Some(images) = cluster::images(&["baton-worker"]) else {
             return Ok(());
@@ -36,6 +43,10 @@ fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
                 "{labels}"
             );
             ensure!(node["status"]["allocatable"]["nvidia.com/gpu"] == "8");
+        }
+        if let Some(images) = cluster::images(&quickstart::IMAGES) {
+            cluster.load(&images)?;
+            quickstart::is_served_and_reached(&cluster).await?;
         }
 
         for (name, node) in [("first", "node-1"), ("second", "node-2")] {
@@ -93,6 +104,18 @@ fn a_worker_runs_on_a_node_and_a_node_can_lose_power() {
         ensure!(condition(&node, "Ready").0 == "True", "{node}");
         ensure!(node["status"]["allocatable"]["nvidia.com/gpu"] == "8");
         ready(&cluster, "second")?;
+
+        let remains = Remains::of(&cluster)?;
+        let found = remains.found();
+        for kind in ["/run/netns/", "/sys/fs/cgroup/", "/proc/"] {
+            ensure!(
+                found.iter().any(|path| path.starts_with(kind)),
+                "a cluster that runs has nothing in {kind}: it would not be noticed if it were left"
+            );
+        }
+        drop(cluster);
+        let left = remains.found();
+        ensure!(left.is_empty(), "left of a cluster: {left:#?}");
         Ok(())
     });
 }
