@@ -28,8 +28,8 @@ const HAND_OFFS: Asked = Asked {
     mode: Some("Disaggregated"),
 };
 
-/// A router knows within seconds that a worker is gone; what it plans again takes some more.
-const STREAMS_END: Duration = Duration::from_secs(60);
+/// A router knows within seconds that a worker is gone; what it plans again waits for three prefills once more.
+const STREAMS_END: Duration = Duration::from_secs(90);
 
 /// Leases are 3 s. A reader stops an eighth earlier than they end; they are looked through every 750 ms, and an idle worker reports every second.
 const AFTER_LEASES: Duration = Duration::from_secs(15);
