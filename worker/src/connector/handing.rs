@@ -37,8 +37,19 @@ impl Handings {
         tokens: Vec<u32>,
         salt: &str,
     ) -> Result<(u32, Value), String> {
-        if self.0.len() >= MOST || self.0.contains_key(&request) {
-            return Err(format!("{} prompts are handed over at once", self.0.len()));
+        if self.0.contains_key(&request) {
+            return Err("a request of this id is handed over already".to_owned());
+        }
+        if self.0.len() >= MOST {
+            return Err(format!("{MOST} prompts are handed over at once"));
+        }
+        let store = service.pool.store();
+        let needed = store.geometry().blocks_for(tokens.len());
+        if needed > store.len() {
+            let all = store.len();
+            return Err(format!(
+                "it takes {needed} blocks, the worker has {all}: raise kvPool.blocks or kvPool.bytes"
+            ));
         }
         let count = u32::try_from(tokens.len()).map_err(|error| error.to_string())?;
         let scope = CacheScope::salted(salt);
@@ -124,7 +135,15 @@ impl Handings {
         Ok(())
     }
 
-    /// All blocks are there: from now on the lease alone holds them.
+    /// Those under way are still computed, or wait to be: their leases run anew. Whoever will read them comes only with the engine's
+    /// answer, so nobody else keeps them until then. One that has ended stays so.
+    pub(super) fn extend(&self, service: &Service) {
+        for handing in self.0.values() {
+            service.pool.extend_lease(&handing.reservation);
+        }
+    }
+
+    /// All blocks are there: from now on the lease alone holds them, for all of its duration.
     ///
     /// # Errors
     /// They are not: the lease ends.
@@ -132,6 +151,7 @@ impl Handings {
         let Some(handing) = self.0.remove(request) else {
             return Ok(());
         };
+        service.pool.extend_lease(&handing.reservation);
         service
             .pool
             .seal(&handing.reservation, handing.tokens.len())

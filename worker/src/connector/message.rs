@@ -88,6 +88,8 @@ pub enum FromEngine {
     Copied { request: String },
     /// Nobody needs it any more.
     Cancel { request: String },
+    /// The engine has cleared its cache, as when its weights change: what it computed or took before is of no use to anybody.
+    Reset,
 }
 
 /// To an engine.
@@ -190,6 +192,10 @@ mod tests {
             piece: 7,
         };
         assert_eq!((message, used), (published, bytes.len()));
+        let (message, _) = decode(&frame(r#"{"type":"reset"}"#))
+            .expect("a frame")
+            .expect("whole");
+        assert_eq!(message, FromEngine::Reset);
         let hello = frame(
             r#"{"type":"hello","version":1,"role":"worker","engine":"e","vllm":"0.32.0","inboxPieces":4,
                 "layout":{"blockSize":32,"blockBytes":65536,"digest":"d","description":{}}}"#,

@@ -6,10 +6,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_protocol::ids::RunId;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::handing::Handings;
 use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
@@ -24,6 +26,8 @@ use crate::transport::memory::view::View;
 const HEARD: usize = 256;
 /// Connections that have not said hello: an engine opens two.
 const GREETINGS: usize = 16;
+/// Why an engine is not served any longer.
+const UNREAD: &str = "it does not read what it is told";
 
 /// What happens.
 enum Event {
@@ -62,6 +66,8 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     let mut leaving = JoinSet::new();
     let mut life: Option<Life> = None;
     let mut lives = 0;
+    let mut extending = interval(extended_every(service.lease_milliseconds));
+    extending.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let told = async {
             match &mut life {
@@ -85,8 +91,14 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                 }
                 Err(error) => tracing::warn!(%error, "an engine could not connect"),
             },
-            said = told => if let (Some(said), Some(life)) = (said, &life) {
-                life.say(Half::Worker, said);
+            _ = extending.tick() => if let Some(life) = &life {
+                life.handings.extend(&service);
+            },
+            said = told => if let Some(said) = said
+                && life.as_ref().is_some_and(|life| !life.say(Half::Worker, said))
+            {
+                // What it was told of would be held for it until its connection closes, and it may never do that.
+                over(&mut life, UNREAD, &service, &mut leaving);
             },
             Some(event) = happens.recv() => match event {
                 Event::Hello(caller, hello, file) => {
@@ -146,11 +158,8 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                         (Some(message), Some(life)) => life.heard(&service, half, message),
                         _ => Err("its connection has closed".to_owned()),
                     };
-                    if let Err(why) = going_on
-                        && let Some(ended) = life.take()
-                    {
-                        tracing::warn!(engine = %ended.engine, %why, "an engine is gone: its leases and cached blocks are dropped");
-                        ended.end(&service, &mut leaving);
+                    if let Err(why) = going_on {
+                        over(&mut life, &why, &service, &mut leaving);
                     }
                 }
             },
@@ -158,6 +167,18 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     }
     if let Some(life) = life {
         life.end(&service, &mut leaving);
+    }
+}
+
+/// Four times in a lease: a tick that is late by half of it costs nothing.
+fn extended_every(lease_milliseconds: u64) -> Duration {
+    Duration::from_millis((lease_milliseconds / 4).clamp(20, 1000))
+}
+
+fn over(life: &mut Option<Life>, why: &str, service: &Service, leaving: &mut JoinSet<()>) {
+    if let Some(ended) = life.take() {
+        tracing::warn!(engine = %ended.engine, why, "an engine is gone: its leases and cached blocks are dropped");
+        ended.end(service, leaving);
     }
 }
 
@@ -217,7 +238,7 @@ impl Life {
                 request,
                 tokens,
                 salt,
-            } => Some(self.open(service, request, tokens, &salt)),
+            } => Some((half, self.open(service, request, tokens, &salt))),
             FromEngine::Publish {
                 request,
                 index,
@@ -228,7 +249,7 @@ impl Life {
                 if let Err(why) = self.handings.publish(service, &request, index, copy) {
                     tracing::warn!(request, why, "a prompt is not handed over");
                 }
-                Some(ToEngine::Taken { piece })
+                Some((half, ToEngine::Taken { piece }))
             }
             FromEngine::Seal { request } => {
                 if let Err(why) = self.handings.seal(service, &request) {
@@ -245,12 +266,12 @@ impl Life {
                 let said = self
                     .takings
                     .begin(service, &request, tokens, &salt, descriptor);
-                if let Some(said) = said {
-                    self.say(Half::Worker, said);
-                }
-                None
+                said.map(|said| (Half::Worker, said))
             }
-            FromEngine::Collect { request } => self.takings.collect(request),
+            FromEngine::Collect { request } => {
+                let said = self.takings.collect(request);
+                said.map(|said| (Half::Worker, said))
+            }
             FromEngine::Copied { request } => {
                 self.takings.copied(&request);
                 None
@@ -258,18 +279,34 @@ impl Life {
             FromEngine::Cancel { request } => {
                 self.handings.cancel(&request);
                 let said = self.takings.cancel(&request);
-                if let Some(said) = said {
-                    self.say(Half::Worker, said);
+                said.map(|said| (Half::Worker, said))
+            }
+            FromEngine::Reset => {
+                for failed in self.reset(service) {
+                    if !self.say(Half::Worker, failed) {
+                        return Err(UNREAD.to_owned());
+                    }
                 }
                 None
             }
         };
         service.worker.changed();
-        if said.is_none_or(|said| self.say(half, said)) {
+        if said.is_none_or(|(half, said)| self.say(half, said)) {
             Ok(())
         } else {
-            Err("it does not read what it is told".to_owned())
+            Err(UNREAD.to_owned())
         }
+    }
+
+    /// Nothing that was computed before is handed over, taken or found again: leases that wait for their reader end too. What the
+    /// engine hears of what it waits for.
+    fn reset(&mut self, service: &Service) -> Vec<ToEngine> {
+        self.handings = Handings::default();
+        service.pool.cancel_run(&self.run);
+        let failed = self.takings.reset();
+        service.pool.clear_cache();
+        tracing::info!(engine = %self.engine, "the engine has cleared its cache: what it handed over and took is forgotten");
+        failed
     }
 
     fn open(
@@ -316,7 +353,7 @@ impl Life {
             scheduler,
             worker,
             handings,
-            takings,
+            mut takings,
             ..
         } = self;
         drop(handings);
@@ -326,9 +363,12 @@ impl Life {
         around.engine_gone();
         leaving.spawn(async move {
             drop(scheduler);
-            if let Seat::Here(worker) = worker {
-                worker.closed().await;
-            }
+            let closed = async {
+                if let Seat::Here(worker) = worker {
+                    worker.closed().await;
+                }
+            };
+            tokio::join!(closed, takings.abandon());
             drop(takings);
             around.changed();
         });

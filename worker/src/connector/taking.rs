@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::failure::HandoffFailure;
-use baton_protocol::ids::{Incarnation, OperationId, TransferId};
-use futures::future::{AbortHandle, Abortable, BoxFuture};
+use baton_protocol::ids::{Generation, Incarnation, LeaseId, OperationId, TransferId};
+use futures::future::{AbortHandle, Abortable, BoxFuture, join_all};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::message::ToEngine;
@@ -32,18 +33,16 @@ const RETRIES: u32 = 3;
 const ABOUT_TO: Duration = Duration::from_secs(5);
 
 /// One prompt under way.
-#[derive(Debug)]
 struct Taking {
     state: State,
     /// The engine waits for the outcome.
     collected: bool,
 }
 
-#[derive(Debug)]
 enum State {
     /// It was asked for, and has not been begun.
     Unknown,
-    Reading(AbortHandle),
+    Reading(Reading),
     Proven(Reservation),
     /// The engine copies it: held, not looked at.
     Told {
@@ -52,13 +51,33 @@ enum State {
     Failed(String),
 }
 
+/// A reading under way.
+struct Reading {
+    abort: AbortHandle,
+    leased: Leased,
+}
+
+/// A lease, its reader and whom to tell when it is not read.
+struct Leased {
+    owner: Arc<dyn LeaseClient>,
+    lease: LeaseId,
+    generation: Generation,
+    reader: Reader,
+}
+
+impl Leased {
+    async fn give_back(self) {
+        intake::give_back(&*self.owner, self.lease, self.generation, &self.reader).await;
+    }
+}
+
 type Outcome = (String, Result<(Reservation, Received), Refused>);
 
 /// Why nothing is read.
 enum NotRead {
     Refused(Refused),
     /// No room: nothing is wrong with the hand-off.
-    Full(PoolFull),
+    Full(PoolFull, Box<Leased>),
 }
 
 impl From<Refused> for NotRead {
@@ -74,6 +93,8 @@ pub(super) struct Takings {
     reading: FuturesUnordered<Abortable<BoxFuture<'static, Outcome>>>,
     /// Those that were unknown when they were asked for, oldest first, and until when they may be.
     unknown: VecDeque<(Instant, String)>,
+    /// Owners that are told that nobody reads.
+    farewells: JoinSet<()>,
 }
 
 impl Takings {
@@ -95,10 +116,11 @@ impl Takings {
             }
         };
         let state = match self.read(service, request, tokens, salt, descriptor) {
-            Ok(abort) => State::Reading(abort),
+            Ok(reading) => State::Reading(reading),
             Err(NotRead::Refused(refused)) => State::Failed(failed(service, request, &refused)),
-            Err(NotRead::Full(full)) => {
+            Err(NotRead::Full(full, leased)) => {
                 tracing::warn!(%request, %full, "not taken: the engine computes the prompt");
+                self.farewell(*leased);
                 State::Failed(full.to_string())
             }
         };
@@ -115,7 +137,7 @@ impl Takings {
         tokens: Vec<u32>,
         salt: &str,
         descriptor: Value,
-    ) -> Result<AbortHandle, NotRead> {
+    ) -> Result<Reading, NotRead> {
         let protocol = |message| (HandoffFailure::ProtocolError, message);
         let descriptor = descriptor::read(descriptor).map_err(protocol)?;
         let worker = Arc::clone(&service.worker);
@@ -138,6 +160,23 @@ impl Takings {
             .worker
             .owner(&descriptor.control_address)
             .map_err(|error| (HandoffFailure::SourceLost, error.0))?;
+        let own = &service.registered;
+        let transfer = TransferId::new(
+            Incarnation(descriptor.incarnation),
+            own.incarnation,
+            &OperationId::from(request),
+        );
+        let reader = Reader {
+            transfer,
+            worker: own.worker.clone(),
+            incarnation: own.incarnation,
+        };
+        let leased = Leased {
+            owner: Arc::clone(&owner),
+            lease: handoff.lease,
+            generation: handoff.generation,
+            reader: reader.clone(),
+        };
         let scope = CacheScope::salted(salt);
         let reserve = Reserve {
             tokens: &tokens,
@@ -145,19 +184,12 @@ impl Takings {
             room: 0,
             leave_last: false,
         };
-        let reservation = service.pool.reserve(&reserve).map_err(NotRead::Full)?;
-        let own = &service.registered;
-        let transfer = TransferId::new(
-            Incarnation(descriptor.incarnation),
-            own.incarnation,
-            &OperationId::from(request),
-        );
+        let reservation = match service.pool.reserve(&reserve) {
+            Ok(reservation) => reservation,
+            Err(full) => return Err(NotRead::Full(full, Box::new(leased))),
+        };
         let options = IntakeOptions {
-            reader: Reader {
-                transfer,
-                worker: own.worker.clone(),
-                incarnation: own.incarnation,
-            },
+            reader,
             checksum: ChecksumMode::Always,
             timeout: TIMEOUT,
             retries: RETRIES,
@@ -175,7 +207,7 @@ impl Takings {
         let (abort, registration) = AbortHandle::new_pair();
         self.reading
             .push(Abortable::new(reading.boxed(), registration));
-        Ok(abort)
+        Ok(Reading { abort, leased })
     }
 
     /// The next end of a reading, and what the engine hears of it. Never ends while there is none; may be dropped and called again.
@@ -271,18 +303,61 @@ impl Takings {
 
     /// Nobody needs it. What the engine may be copying stays until it says that it is done.
     pub(super) fn cancel(&mut self, request: &str) -> Option<ToEngine> {
-        let taking = self.all.get(request)?;
-        match &taking.state {
-            State::Told { .. } => return None,
-            // Its lease runs out at its owner: that is as long as a reader may be slow anyway.
-            State::Reading(abort) => abort.abort(),
-            State::Unknown | State::Proven(_) | State::Failed(_) => {}
+        if let State::Told { .. } = self.all.get(request)?.state {
+            return None;
         }
         let taking = self.all.remove(request)?;
+        self.stop(taking.state);
         taking.collected.then(|| ToEngine::Failed {
             request: request.to_owned(),
             why: "it was cancelled".to_owned(),
         })
+    }
+
+    /// What was read, or is, may not be used any more, but for what the engine may be copying. What the engine hears of those that it
+    /// waits for.
+    pub(super) fn reset(&mut self) -> Vec<ToEngine> {
+        let mut said = Vec::new();
+        for (request, mut taking) in std::mem::take(&mut self.all) {
+            if let State::Reading(_) | State::Proven(_) = taking.state {
+                let why = "the engine has cleared its cache".to_owned();
+                let failed = State::Failed(why.clone());
+                self.stop(std::mem::replace(&mut taking.state, failed));
+                if taking.collected {
+                    said.push(ToEngine::Failed { request, why });
+                    continue;
+                }
+            }
+            self.all.insert(request, taking);
+        }
+        said
+    }
+
+    fn stop(&mut self, state: State) {
+        if let State::Reading(Reading { abort, leased }) = state {
+            abort.abort();
+            self.farewell(leased);
+        }
+    }
+
+    /// Nobody waits for it: an owner is a stranger.
+    fn farewell(&mut self, leased: Leased) {
+        while self.farewells.try_join_next().is_some() {}
+        self.farewells.spawn(leased.give_back());
+    }
+
+    /// The engine is gone: ends all readings, and waits until their owners have heard of it, or do not answer.
+    pub(super) async fn abandon(&mut self) {
+        self.reading.clear();
+        let begun = self
+            .all
+            .extract_if(|_, taking| matches!(taking.state, State::Reading(_)));
+        let farewells = begun.filter_map(|(_, taking)| match taking.state {
+            State::Reading(reading) => Some(reading.leased.give_back()),
+            _ => None,
+        });
+        join_all(farewells).await;
+        while self.farewells.join_next().await.is_some() {}
     }
 }
 

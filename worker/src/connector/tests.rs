@@ -1,5 +1,7 @@
 //! Two daemons and two engines' plug-ins, played by this test over real sockets: what arrives, what is never used, what is left behind.
 
+mod lives;
+
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -19,7 +21,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::{Layout, Listener, Registered, Service, Worker};
-use crate::kv::clock::MonotonicClock;
+use crate::kv::clock::{Clock, MonotonicClock};
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
 use crate::kv::{Geometry, KvPool, PoolConfig};
@@ -34,6 +36,8 @@ use crate::transport::{BlockSource, Transport};
 const BLOCK_SIZE: usize = 4;
 const BLOCK_BYTES: usize = 256;
 const PIECES: u32 = 2;
+/// Milliseconds.
+const LEASE: u64 = 60_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a worker around an engine was told.
@@ -89,6 +93,10 @@ impl Drop for Daemon {
 }
 
 async fn daemon(owner: Option<&KvPool>, fault: Option<Fault>) -> Daemon {
+    daemon_by(Arc::new(MonotonicClock::start()), owner, fault).await
+}
+
+async fn daemon_by(clock: Arc<dyn Clock>, owner: Option<&KvPool>, fault: Option<Fault>) -> Daemon {
     let config = PoolConfig {
         geometry: Geometry {
             block_size: BLOCK_SIZE,
@@ -100,7 +108,7 @@ async fn daemon(owner: Option<&KvPool>, fault: Option<Fault>) -> Daemon {
         hash_key: HashKey::from_bytes(&[1; 32]),
         event_capacity: 1024,
     };
-    let pool = KvPool::new(config, u64::MAX, Arc::new(MonotonicClock::start())).expect("small");
+    let pool = KvPool::new(config, u64::MAX, clock).expect("small");
     let stop = CancellationToken::new();
     let mut source: Arc<dyn BlockSource> = Arc::new(pool.clone());
     if let Some(fault) = fault {
@@ -139,7 +147,7 @@ async fn daemon(owner: Option<&KvPool>, fault: Option<Fault>) -> Daemon {
             }],
         },
         transports: vec![tcp],
-        lease_milliseconds: 60_000,
+        lease_milliseconds: LEASE,
         entropy: Arc::new(MachineEntropy),
         worker: Arc::clone(&told) as Arc<dyn Worker>,
         stop: stop.clone(),

@@ -147,6 +147,25 @@ pub async fn take(
     (reservation, result)
 }
 
+/// Gives back a lease of which its reader will read nothing, or nothing more: its owner need not hold the blocks until it expires.
+/// For an intake that was dropped, or never begun.
+pub async fn give_back(
+    client: &dyn LeaseClient,
+    lease: LeaseId,
+    generation: Generation,
+    reader: &Reader,
+) {
+    let told = async {
+        // Only its claimant ends a lease. Whether this reader's claim was granted, or heard, is not known here: it may be asked again.
+        if let Ok(Ok(_)) = client.claim(lease, generation, reader).await {
+            let transfer = &reader.transfer;
+            let _ = client.complete(lease, generation, transfer, false).await;
+        }
+    };
+    // Without an answer the lease expires.
+    let _ = timeout(FAREWELL, told).await;
+}
+
 struct Doubt {
     cause: HandoffFailure,
     message: String,

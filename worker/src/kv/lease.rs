@@ -253,6 +253,15 @@ impl Lease {
         }
     }
 
+    /// Its owner still fills it: it runs its duration again, claimed or not. False once it is sealed, when nothing but its reader keeps
+    /// it.
+    pub(crate) fn extend(&mut self, now: u64) -> bool {
+        if !self.sealed {
+            self.renew(now);
+        }
+        !self.sealed
+    }
+
     /// The one claimant. Asking again with the same transfer id is granted again.
     pub(crate) fn claim(
         &mut self,

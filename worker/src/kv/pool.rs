@@ -220,6 +220,12 @@ impl KvPool {
         Ok(opened)
     }
 
+    /// What fills the lease goes on, though nobody may read it yet: it runs its duration again. For owners whose readers come only after
+    /// the seal. False where there is none, where it is sealed, and where it has ended.
+    pub fn extend_lease(&self, reservation: &Reservation) -> bool {
+        self.with(|state, now| state.extend_lease(reservation.id, now))
+    }
+
     /// The KV of all `tokens` tokens is there: publishes the partly filled last block, if any, and ends the manifest. Returns
     /// the blocks in it. The reservation may be released afterwards. What lies behind the last token is zero, as long as nobody
     /// wrote there after the block was taken: engines in other processes give whole blocks.

@@ -75,7 +75,7 @@ fn id(number: usize) -> LeaseId {
 
 impl World<'_> {
     fn step(&mut self) {
-        match self.draw.below(20) {
+        match self.draw.below(21) {
             0..=2 => self.open(),
             3 => self.publish(),
             4 => self.seal(),
@@ -86,6 +86,7 @@ impl World<'_> {
             15 => self.release(),
             16 => self.cancel(),
             17..=18 => self.now += self.draw.below(70) as u64,
+            19 => self.extend(),
             _ => self.reap(),
         }
         self.compare();
@@ -246,6 +247,18 @@ impl World<'_> {
         });
         self.answers.note(&right);
         assert_eq!(found, right);
+    }
+
+    /// The owner needs no claim and no generation, and wins nothing back.
+    fn extend(&mut self) {
+        let lease = self.some_lease();
+        let found = self.table.extend(id(lease), self.now);
+        let spec = &mut self.leases[lease];
+        let right = spec.alive(self.now).is_ok() && !spec.sealed;
+        if right {
+            spec.expires_at = self.now + DURATION;
+        }
+        assert_eq!(found, right, "what it fills, and nothing else");
     }
 
     fn look(&mut self) {

@@ -188,6 +188,11 @@ impl LeaseTable {
         self.alive(id, now)?.renew_by(generation, transfer, now)
     }
 
+    /// The owner is still filling it. False where it is sealed or has ended: an end is never taken back.
+    pub(crate) fn extend(&mut self, id: LeaseId, now: u64) -> bool {
+        self.alive(id, now).is_ok_and(|lease| lease.extend(now))
+    }
+
     /// The reader has finished, successfully or not: either way it will not read again.
     pub(crate) fn complete(
         &mut self,

@@ -70,6 +70,40 @@ fn nothing_is_granted_at_or_after_expiry_even_before_the_reaper_came() {
 }
 
 #[test]
+fn its_owner_extends_a_lease_for_as_long_as_it_fills_it() {
+    let mut table = LeaseTable::default();
+    let generation = open(&mut table, 0).expect("new");
+    assert!(table.extend(LEASE, 90), "nobody has claimed it");
+    assert!(table.expire(189).is_empty());
+    table
+        .claim(LEASE, generation, &reader("a", 1), 150)
+        .expect("alive");
+    assert!(table.extend(LEASE, 200), "claimed");
+    // A reader's time is never cut short, and the seal gives the owner nothing any more.
+    table.live_mut(LEASE).expect("alive").seal();
+    assert!(!table.extend(LEASE, 290));
+    assert!(table.expire(299).is_empty());
+    assert_eq!(
+        table.renew(LEASE, generation, &TransferId::from("a"), 300),
+        Err(Gone::Expired)
+    );
+}
+
+#[test]
+fn its_owner_does_not_bring_back_a_lease_that_has_ended() {
+    let mut table = LeaseTable::default();
+    let generation = open(&mut table, 0).expect("new");
+    assert!(!table.extend(LEASE, 100), "the reaper has not come yet");
+    assert_eq!(table.expire(100).len(), 1);
+    assert!(!table.extend(LEASE, 100));
+    assert_eq!(
+        table.claim(LEASE, generation, &reader("a", 1), 101),
+        Err(Gone::Expired)
+    );
+    assert!(!table.extend(LeaseId([9; 16]), 101), "never opened");
+}
+
+#[test]
 fn late_messages_meet_a_tombstone_for_twice_the_lease() {
     let mut table = LeaseTable::default();
     let generation = open(&mut table, 0).expect("new");

@@ -71,7 +71,7 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.draw.below(20) {
+        match self.draw.below(21) {
             0..=3 => self.reserve(),
             4..=8 => self.fill(),
             9 => self.open(),
@@ -91,6 +91,7 @@ impl World {
                         .all(|lease| held.contains(lease))
                 );
             }
+            19 => self.extend(),
             _ => match self.draw.below(8) {
                 0 => self.state.clear_cache(),
                 _ => self.grow(),
@@ -218,6 +219,23 @@ impl World {
                 expires_at: self.now + DURATION,
                 ended: false,
             });
+        }
+    }
+
+    fn extend(&mut self) {
+        let Some(request) = self.draw.of(&self.requests) else {
+            return;
+        };
+        let held = &self.state.reservations[&request.id];
+        let (lease, sealed) = (held.lease, held.sealed);
+        let extended = self.state.extend_lease(request.id, self.now);
+        let known = self.leases.iter_mut().find(|one| Some(one.id) == lease);
+        match known {
+            Some(known) if extended => {
+                assert!(!sealed && !known.ended && self.now < known.expires_at);
+                known.expires_at = self.now + DURATION;
+            }
+            _ => assert!(!extended, "no lease, and extended"),
         }
     }
 

@@ -46,6 +46,12 @@ impl PoolState {
         Ok(opened)
     }
 
+    /// The reservation's lease runs its duration again, as long as the reservation fills it. False where there is none that does.
+    pub(crate) fn extend_lease(&mut self, id: ReservationId, now: u64) -> bool {
+        let lease = self.reservations.get(&id).and_then(|held| held.lease);
+        lease.is_some_and(|lease| self.leases.extend(lease, now))
+    }
+
     /// Adds a complete block to a lease's manifest and holds it. A lease that has ended meanwhile is nobody's loss.
     pub(super) fn publish(&mut self, lease: LeaseId, block: BlockId) {
         let header = self.blocks.header(block);
