@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
@@ -113,6 +114,9 @@ class BatonConnector(KVConnectorBase_V1):
         whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
         return self._scheduler.finished(request, whole)
 
+    def reset_cache(self) -> bool | None:
+        return self._scheduler.reset() if self._scheduler is not None else None
+
     def _metadata(self) -> BatonMetadata:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BatonMetadata)
@@ -129,6 +133,18 @@ def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     ):
         if value != 1:
             raise ValueError(f"{field} is {value}: BatonConnector hands over the KV of one worker; use NixlConnector for more")
-    if len(kv_cache_config.kv_cache_groups) > 1:
-        groups = len(kv_cache_config.kv_cache_groups)
-        raise ValueError(f"the model has {groups} groups of KV cache: BatonConnector hands over one; set --disable-hybrid-kv-cache-manager")
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) > 1:
+        raise ValueError(
+            f"the model has {len(groups)} groups of KV cache: BatonConnector hands over one; set --disable-hybrid-kv-cache-manager"
+        )
+    for group in groups:
+        spec = group.kv_cache_spec
+        specs = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else dict.fromkeys(group.layer_names[:1], spec)
+        for layer, spec in specs.items():
+            # By their very type: what derives from them keeps other blocks, or for a shorter time.
+            if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+                raise ValueError(
+                    f"{layer}: its KV cache is a {type(spec).__name__}, whose blocks do not hold the KV of every token of a prompt: "
+                    "BatonConnector hands over FullAttentionSpec and MLAAttentionSpec; use NixlConnector, or no connector"
+                )

@@ -62,8 +62,13 @@ class Daemon:
         return self._outgoing is not None
 
     def send(self, message: Message) -> bool:
-        """Queues a message. False when there is no connection, or one that does not take it."""
-        frame = encode(message)
+        """Queues a message. False when there is no connection, one that does not take it, or when the message is longer than a frame."""
+        try:
+            frame = encode(message)
+        except ProtocolError as error:
+            # The caller does without, as it does without a daemon: this is the engine's own thread.
+            _log.error("not said to the Baton daemon at %s: %s", self._path, error)
+            return False
         with self._lock:
             outgoing = self._outgoing
             if outgoing is None:
@@ -99,9 +104,12 @@ class Daemon:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                     self._connected(connection)
                 told = False
-            except (OSError, ProtocolError) as error:
+            except Exception as error:
+                # Whatever it was: this thread is the only one that would ever connect again.
                 if not told:
-                    _log.warning("no Baton daemon at %s (%s): prompts are computed here until there is one", self._path, error)
+                    unforeseen = None if isinstance(error, (OSError, ProtocolError)) else error
+                    text = "no Baton daemon at %s (%s): prompts are computed here until there is one"
+                    _log.warning(text, self._path, error, exc_info=unforeseen)
                     told = True
             self._stopped.wait(RETRY_PAUSE)
 
@@ -138,8 +146,10 @@ class Daemon:
         finally:
             with self._lock:
                 self._socket, self._outgoing = None, None
-            self._end(connection, outgoing, writer)
-            self._listener.lost()
+            try:
+                self._end(connection, outgoing, writer)
+            finally:
+                self._listener.lost()
 
     @staticmethod
     def _first(connection: socket.socket, decoder: Decoder) -> tuple[Message, list[int], list[Message]]:
@@ -154,11 +164,15 @@ class Daemon:
 
     @staticmethod
     def _write(connection: socket.socket, outgoing: "queue.Queue[bytes | None]") -> None:
-        while (frame := outgoing.get()) is not None:
-            try:
+        try:
+            while (frame := outgoing.get()) is not None:
                 connection.sendall(frame)
-            except OSError:
-                return  # The reading thread sees the end too, and tells it.
+        except OSError:
+            pass  # The reading thread sees the end too, and tells it.
+        except Exception:
+            # It does not: nothing would be written any more, and nobody would hear of that.
+            _log.exception("a Baton daemon is not written to any more: connection given up")
+            connection.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _end(connection: socket.socket, outgoing: "queue.Queue[bytes | None]", writer: threading.Thread) -> None:

@@ -84,7 +84,8 @@ class SchedulerSide:
     def heard(self, message: Message) -> None:
         with self._lock:
             handing = self._handing.get(message.get("request", ""))
-            if handing is None:
+            if handing is None or handing.refused:
+                # It is computed without being handed over: an answer that comes late changes nothing.
                 return
             if message["type"] == "opened":
                 handing.first = handing.next = message["firstBlock"]
@@ -94,11 +95,7 @@ class SchedulerSide:
                 handing.refused = True
 
     def lost(self) -> None:
-        with self._lock:
-            for handing in self._handing.values():
-                handing.refused, handing.descriptor = True, None
-            for request in [name for name, taking in self._taking.items() if not taking.begun]:
-                del self._taking[request]
+        self._forget()
 
     # ---- What vLLM asks ---------------------------------------------------------------------------------------------
 
@@ -177,6 +174,14 @@ class SchedulerSide:
             self._loads, self._dropped = [], []
         return metadata
 
+    def reset(self) -> bool:
+        """vLLM clears its cache, as when its weights change: nothing that was computed before is handed over or taken."""
+        for request in self._forget():
+            self._daemon.send({"type": "cancel", "request": request})
+        # Without a daemon, or when it does not take this, the connection is lost, and with it all that the daemon had.
+        self._daemon.send({"type": "reset"})
+        return True
+
     def finished(self, request: "Request", whole: bool) -> tuple[bool, dict[str, Any] | None]:
         """The request is over; `whole` says that it was not aborted. Whether its blocks are still being copied, and what its answer
         says to whoever reads them."""
@@ -193,6 +198,16 @@ class SchedulerSide:
             return True, params
         self._daemon.send({"type": "cancel", "request": name})
         return handing.begun, None
+
+    def _forget(self) -> list[str]:
+        """Of all that is under way the KV does not go over; the names of those whose turn had not come."""
+        with self._lock:
+            for handing in self._handing.values():
+                handing.refused, handing.descriptor = True, None
+            waiting = [name for name, taking in self._taking.items() if not taking.begun]
+            for request in waiting:
+                del self._taking[request]
+        return waiting
 
     def _due(self, name: str, handing: _Handing) -> Publish | None:
         if handing.descriptor is None or handing.ended or not handing.blocks:

@@ -81,6 +81,9 @@ class WorkerSide:
     # ---- What the daemon says ---------------------------------------------------------------------------------------
 
     def hello(self) -> tuple[Message, int | None]:
+        if self._inbox is not None:
+            # Of a call that was turned away.
+            self._inbox.close()
         self._inbox = Shared.inbox(self._inbox_shape)
         layout = {
             "blockSize": self._layout.block_size,
@@ -100,6 +103,8 @@ class WorkerSide:
             free.put(piece)
         with self._lock:
             self._life += 1
+            # Whoever waits for a piece of an earlier inbox, or of the one that was none yet, would wait for ever.
+            self._free.put(None)
             self._free = free
 
     def heard(self, message: Message) -> None:
@@ -190,15 +195,24 @@ class WorkerSide:
     def _copy_out(self) -> None:
         while (group := self._groups.get()) is not None:
             life, publish, ready = group
-            if ready is not None:
-                ready.synchronize()
-            for index, block in publish.blocks:
-                if not self._publish(life, publish.request, index, block):
-                    break
-            else:
-                if publish.last:
-                    self._daemon.send({"type": "seal", "request": publish.request})
+            try:
+                whole = self._copy_group(life, publish, ready)
+            except Exception:
+                # It is this prompt's: those after it are copied by this thread too.
+                _log.exception("request %s is not handed over: its blocks could not be copied", publish.request)
+                whole = False
+            if not whole:
+                # Its reader would wait for blocks that do not come.
+                self._daemon.send({"type": "cancel", "request": publish.request})
+            elif publish.last:
+                self._daemon.send({"type": "seal", "request": publish.request})
             self._copied(publish.request)
+
+    def _copy_group(self, life: int, publish: Publish, ready: "torch.Event | None") -> bool:
+        """Copies what a step computed of one prompt. False when it is not all there."""
+        if ready is not None:
+            ready.synchronize()
+        return all(self._publish(life, publish.request, index, block) for index, block in publish.blocks)
 
     def _publish(self, life: int, request: str, index: int, block: int) -> bool:
         """Copies a block out. False when nobody wants the request any more."""
@@ -215,7 +229,11 @@ class WorkerSide:
             if not wanted:
                 free.put(piece)
                 return False
-            self._layout.read(block, inbox.piece(piece))
+            try:
+                self._layout.read(block, inbox.piece(piece))
+            except Exception:
+                free.put(piece)
+                raise
         return self._daemon.send({"type": "publish", "request": request, "index": index, "piece": piece})
 
     def _copied(self, request: str) -> None:
@@ -230,7 +248,12 @@ class WorkerSide:
             # From now on it cannot be given up: vLLM would use the blocks while they are written.
             load, _ = self._loading.pop(request, (None, 0.0))
         if load is not None:
-            self._write(load, message["firstBlock"], message["pieces"])
+            try:
+                self._write(load, message["firstBlock"], message["pieces"])
+            except Exception as error:
+                # Some of its blocks may have been written: all of them are computed again.
+                _log.exception("request %s: its blocks could not be copied", request)
+                self._end_badly(load, f"its blocks could not be copied: {error!r}")
         self._daemon.send({"type": "copied", "request": request})
 
     def _write(self, load: Load, first: int, pieces: list[int]) -> None:

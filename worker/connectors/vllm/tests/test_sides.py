@@ -1,5 +1,6 @@
 """The two halves beside a daemon that this test plays."""
 
+import time
 import unittest
 import unittest.mock
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from baton_vllm.layout import BlockLayout
 from baton_vllm.metadata import BatonMetadata, Load, Publish
 from baton_vllm.scheduler import SchedulerSide
-from baton_vllm.wire import encode
+from baton_vllm.wire import LONGEST_FRAME, encode
 from baton_vllm.worker import WorkerSide
 
 from .double import DESCRIPTOR, FakeDaemon, until
@@ -75,6 +76,47 @@ class Scheduler(unittest.TestCase):
         until("it is computed without one", lambda: self.side.matched(prompt, 0) == (0, False), seconds=5)
         self.assertEqual(self.side.step(step([new("r", [7, 8, 9])], tokens={"r": 10})).publish, [])
         self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+
+    def test_a_lease_that_comes_too_late_does_not_bring_a_prompt_back(self) -> None:
+        self.daemon.answers = {}
+        prompt = request("r", 10, REMOTE_DECODE)
+        self.side.arrived(prompt)
+        until("it is computed without one", lambda: self.side.matched(prompt, 0) == (0, False), seconds=5)
+        self.side.heard({"type": "opened", "request": "r", "firstBlock": 0, "descriptor": DESCRIPTOR})
+        self.assertEqual(self.side.step(step([new("r", [7, 8, 9])], tokens={"r": 10})).publish, [])
+        self.assertEqual(self.side.finished(prompt, whole=True), (False, None))
+
+    def test_a_prompt_longer_than_a_frame_is_computed_here(self) -> None:
+        for params in (REMOTE_DECODE, REMOTE_PREFILL):
+            prompt = request("r", 10, params, cache_salt="s" * LONGEST_FRAME)
+            self.side.arrived(prompt)
+            self.assertEqual(self.side.matched(prompt, 0), (0, False))
+        self.opened(request("next", 10, REMOTE_DECODE))
+
+    def test_a_cleared_cache_takes_what_is_under_way_with_it(self) -> None:
+        begun, waiting = request("begun", 10, REMOTE_DECODE), request("waiting", 10, REMOTE_PREFILL)
+        self.opened(begun)
+        self.side.step(step([new("begun", [7, 8, 9])], tokens={"begun": 6}))
+        self.side.arrived(waiting)
+        self.assertTrue(self.side.reset())
+        until("the daemon clears its own", lambda: self.daemon.kinds()[-2:] == ["cancel", "reset"])
+        self.assertEqual(self.side.matched(waiting, 0), (0, False))
+        self.assertEqual(self.side.step(step(cached={"begun": ([], 6)}, tokens={"begun": 4})).publish, [])
+        # What was begun may still be copied: vLLM waits for that before it frees the blocks.
+        self.assertEqual(self.side.finished(begun, whole=True), (True, None))
+        self.opened(request("next", 10, REMOTE_DECODE))
+
+    def test_without_a_daemon_a_cache_is_cleared_too(self) -> None:
+        self.daemon.close()
+        until("the loss is seen", lambda: not self.side._daemon.connected)
+        self.assertTrue(self.side.reset())
+
+    def test_an_answer_that_nobody_foresaw_does_not_end_the_connection_for_ever(self) -> None:
+        prompt = request("r", 10, REMOTE_DECODE)
+        self.daemon.answers["open"] = lambda m: {"type": "opened", "request": m["request"]}
+        self.side.arrived(prompt)
+        until("connected again", lambda: self.daemon.kinds().count("hello") == 2 and self.side._daemon.connected)
+        self.assertEqual(self.side.matched(prompt, 0), (0, False))
 
     def test_what_was_aborted_or_preempted_is_withdrawn(self) -> None:
         for name, whole, preempted in (("aborted", False, set()), ("preempted", True, {"preempted"})):
@@ -177,6 +219,50 @@ class Worker(unittest.TestCase):
         self.assertFalse(any(not any(data) for key, data in self.daemon.blocks.items() if key[0] == "r"))
         self.assertNotIn({"type": "seal", "request": "r"}, self.daemon.heard)
 
+    def test_a_prompt_that_cannot_be_copied_is_withdrawn_and_the_next_one_copied(self) -> None:
+        read = self.layout.read
+
+        def fails(block: int, target: memoryview) -> None:
+            if block == 7:
+                raise RuntimeError("a copy that failed")
+            read(block, target)
+
+        # More often than the inbox has pieces: none of them is lost.
+        names = {f"r{number}" for number in range(300)}
+        with (
+            unittest.mock.patch.object(BlockLayout, "read", lambda _, block, target: fails(block, target)),
+            self.assertLogs("vllm.baton", "ERROR"),
+        ):
+            for name in names:
+                self.side.computed(BatonMetadata(publish=[Publish(name, [(0, 7)], True)]))
+            sent: set[str] = set(self.side.results(names)[0])
+            until("vLLM may free their blocks", lambda: sent.update(self.side.results(set())[0]) or sent == names)
+            self.side.computed(BatonMetadata(publish=[Publish("end", [(0, 8)], True)]))
+            until("the next one is copied", lambda: self.daemon.kinds()[-1] == "seal")
+        self.assertEqual(list(self.daemon.blocks), [("end", 0)])
+        withdrawn = [message["request"] for message in self.daemon.heard if message["type"] == "cancel"]
+        self.assertEqual(set(withdrawn), names)
+
+    def test_a_prompt_that_is_not_copied_to_its_end_is_withdrawn(self) -> None:
+        with unittest.mock.patch.object(self.side, "_publish", lambda *_: False):
+            self.side.computed(BatonMetadata(publish=[Publish("r", [(0, 7)], True)]))
+            until("its reader need not wait", lambda: self.daemon.kinds()[-1] == "cancel")
+        self.assertNotIn("seal", self.daemon.kinds())
+
+    def test_what_was_computed_before_there_was_a_daemon_holds_nothing_up(self) -> None:
+        side = WorkerSide(self.daemon.path, self.layout, "e", "0")
+        self.addCleanup(side.stop)
+        side._copier.start()
+        side.computed(BatonMetadata(publish=[Publish("early", [(0, 5)], True)]))
+        # The copier waits for a piece of an inbox that there is not.
+        until("it is at it", lambda: side._groups.empty())
+        time.sleep(0.1)
+        side._daemon.start()
+        until("connected", lambda: side._daemon.connected)
+        side.computed(BatonMetadata(publish=[Publish("late", [(0, 6)], True)]))
+        until("the next one is copied", lambda: ("late", 0) in self.daemon.blocks)
+        self.assertNotIn(("early", 0), self.daemon.blocks)
+
     def load(self, answer: Any) -> tuple[set[str], set[int]]:
         self.daemon.answers["collect"] = answer
         self.side.begin_loads(BatonMetadata(load=[Load("r", 1, [8, 9])]))
@@ -202,6 +288,15 @@ class Worker(unittest.TestCase):
         short = {"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3]}
         self.assertEqual(self.load(lambda _: short), ({"r"}, {8, 9}))
         self.assertEqual(self.content(8), before)
+
+    def test_a_block_that_cannot_be_written_is_computed_here_and_the_next_one_loaded(self) -> None:
+        loaded = {"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3, 4]}
+        broken = unittest.mock.patch.object(BlockLayout, "write", side_effect=RuntimeError("a copy that failed"))
+        with broken, self.assertLogs("vllm.baton", "ERROR"):
+            self.assertEqual(self.load(lambda _: loaded), ({"r"}, {8, 9}))
+            until("the daemon may reuse them", lambda: self.daemon.kinds()[-1] == "copied")
+        self.assertEqual(self.load(lambda _: loaded), ({"r"}, set()))
+        self.assertEqual(self.daemon.kinds().count("hello"), 1)
 
     def test_a_daemon_that_hangs_is_not_waited_for(self) -> None:
         with unittest.mock.patch("baton_vllm.worker.LOAD_WAIT", 0.05):
