@@ -5,6 +5,7 @@ use baton_protocol::wire;
 
 use super::exposition::Reading;
 use super::index::Counts;
+use crate::kv::BlockCounts;
 
 /// Prompt tokens of a request that waits, before any prompt was seen.
 const UNSEEN_PROMPT: f64 = 512.0;
@@ -22,6 +23,8 @@ pub(crate) struct Beside {
     /// Of Baton's connector: leases that nobody came for, and hand-offs that were given up here.
     pub(crate) expired: u64,
     pub(crate) failed: u64,
+    /// Of Baton's connector: its own memory, beside the server's.
+    pub(crate) staging: BlockCounts,
 }
 
 /// One life's reports.
@@ -126,9 +129,12 @@ impl Reporter {
                 total: self.blocks,
                 free: self.blocks - used - cached,
                 cached,
-                // Those that a lease holds are among them: the server does not tell them apart.
+                // Those that a lease of NIXL or SGLang holds are among them: the server does not tell them apart.
                 active: used,
-                ..wire::BlockCounts::default()
+                // The server's blocks are free again once they are copied into the staging: these are not among the total.
+                leased: beside.staging.active + beside.staging.leased,
+                quarantined: beside.staging.quarantined,
+                leaked: beside.staging.leaked,
             }),
             step_remaining_milliseconds: 0.0,
             leases_open: beside.leases,
@@ -220,6 +226,15 @@ mod tests {
             cached: 90,
             draining: true,
             gaps: 4,
+            staging: BlockCounts {
+                total: 16,
+                cached: 2,
+                active: 3,
+                leased: 4,
+                quarantined: 5,
+                leaked: 1,
+                ..BlockCounts::default()
+            },
             ..Beside::default()
         };
         let load = reporter.report(reading.clone(), beside);
@@ -229,6 +244,8 @@ mod tests {
         let blocks = load.blocks.unwrap();
         let counts = (blocks.total, blocks.active, blocks.cached, blocks.free);
         assert_eq!(counts, (100, 25, 75, 0));
+        let staged = (blocks.leased, blocks.quarantined, blocks.leaked);
+        assert_eq!(staged, (7, 5, 1), "what hand-offs hold");
         let counted = (load.late_reads, load.failed_transfers, load.event_gaps);
         assert_eq!(counted, (1, 2, 4));
         assert!(load.draining);

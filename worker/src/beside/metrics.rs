@@ -15,6 +15,8 @@ use prometheus_client::registry::Registry;
 
 use super::index::{Cause, Counts};
 use super::life::Life;
+use crate::kv::BlockCounts;
+use crate::kv::lease::table::{LeaseCounters, LeaseCounts};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CauseLabels {
@@ -39,6 +41,11 @@ pub(crate) struct Metrics {
     up: Gauge,
     lives: Counter,
     blocks: Family<StateLabels, Gauge>,
+    leases: Family<StateLabels, Gauge>,
+    leaked: Gauge,
+    leases_expired: Counter,
+    orphans_reaped: Counter,
+    quarantined_reaped: Counter,
     orphans: Gauge,
     queued_tokens: Gauge,
     running: Gauge,
@@ -63,6 +70,8 @@ struct Seen {
     load: wire::Load,
     counts: Counts,
     replays: u64,
+    /// Of Baton's connector, where the server has it.
+    leases: Option<LeaseCounters>,
 }
 
 impl Metrics {
@@ -77,6 +86,11 @@ impl Metrics {
             up: Gauge::default(),
             lives: Counter::default(),
             blocks: Family::default(),
+            leases: Family::default(),
+            leaked: Gauge::default(),
+            leases_expired: Counter::default(),
+            orphans_reaped: Counter::default(),
+            quarantined_reaped: Counter::default(),
             orphans: Gauge::default(),
             queued_tokens: Gauge::default(),
             running: Gauge::default(),
@@ -108,6 +122,11 @@ impl Metrics {
             &metrics.queued_tokens,
         );
         gauge("running_sequences", "Sequences that run", &metrics.running);
+        gauge(
+            "kv_leaked_blocks",
+            "Blocks of Baton's connector owned by nobody and not free; anything but zero is a bug",
+            &metrics.leaked,
+        );
         let mut counter = |name: &str, help: &str, counter: &Counter| {
             registry.register(name, help, counter.clone());
         };
@@ -161,6 +180,21 @@ impl Metrics {
             "Bytes of their blocks",
             &metrics.handoff_bytes,
         );
+        counter(
+            "leases_expired",
+            "Leases of Baton's connector that ended because nobody renewed them",
+            &metrics.leases_expired,
+        );
+        counter(
+            "orphan_blocks_reaped",
+            "Blocks of Baton's connector that nobody but the reaper would have freed",
+            &metrics.orphans_reaped,
+        );
+        counter(
+            "quarantined_blocks_reaped",
+            "Those of them that were quarantined: their reader was gone without a word",
+            &metrics.quarantined_reaped,
+        );
         registry.register(
             "verification_failures",
             "Hand-offs given up by this worker as their reader",
@@ -172,6 +206,11 @@ impl Metrics {
             metrics.transports_left.clone(),
         );
         registry.register("kv_blocks", "KV blocks by owner", metrics.blocks.clone());
+        registry.register(
+            "leases",
+            "Live leases of Baton's connector by state",
+            metrics.leases.clone(),
+        );
         registry.register(
             "engine_events_skipped",
             "Blocks of cache events that were not indexed, by cause",
@@ -189,6 +228,9 @@ impl Metrics {
         if up {
             self.lives.inc();
             *self.seen.lock() = Seen::default();
+        } else if self.seen.lock().leases.is_some() {
+            // Memory of a life goes with it. What it had leaked stays to be seen.
+            self.hold(&BlockCounts::default(), LeaseCounts::default());
         }
     }
 
@@ -258,11 +300,46 @@ impl Metrics {
                 .get_or_create(&StateLabels { state })
                 .set(i64::from(count));
         }
+        let mut leases = None;
+        if let Some(staging) = &life.staging {
+            let (live, counters) = staging.lease_counts();
+            let (blocks, before) = (staging.counts(), seen.leases.unwrap_or_default());
+            self.hold(&blocks, live);
+            self.leaked.set(i64::from(blocks.leaked));
+            raise(&self.leases_expired, counters.expired, before.expired);
+            raise(
+                &self.orphans_reaped,
+                counters.orphan_blocks_reaped,
+                before.orphan_blocks_reaped,
+            );
+            raise(
+                &self.quarantined_reaped,
+                counters.quarantined_blocks_reaped,
+                before.quarantined_blocks_reaped,
+            );
+            leases = Some(counters);
+        }
         *seen = Seen {
             load,
             counts,
             replays,
+            leases,
         };
+    }
+
+    /// What hand-offs of Baton's connector hold.
+    fn hold(&self, blocks: &BlockCounts, leases: LeaseCounts) {
+        for (family, state, count) in [
+            (&self.blocks, "leased", blocks.active + blocks.leased),
+            (&self.blocks, "quarantined", blocks.quarantined),
+            (&self.leases, "open", leases.open),
+            (&self.leases, "sealed", leases.sealed),
+            (&self.leases, "claimed", leases.claimed),
+        ] {
+            family
+                .get_or_create(&StateLabels { state })
+                .set(i64::from(count));
+        }
     }
 
     /// The text of a scrape.

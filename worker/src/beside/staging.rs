@@ -23,7 +23,8 @@ use crate::connector::{Layout, Listener, Service, Worker};
 use crate::kv::clock::Clock;
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
-use crate::kv::{Geometry, KvPool};
+use crate::kv::lease::table::{LeaseCounters, LeaseCounts};
+use crate::kv::{BlockCounts, Geometry, KvPool};
 use crate::serve::StartError;
 use crate::serve::engine::{make_pool, pool_blocks};
 use crate::serve::offering::{Offered, Offering};
@@ -116,6 +117,7 @@ impl Place {
         let longest = card.capacity.max_context as usize;
         let text = |error: StartError| error.to_string();
         let blocks = pool_blocks(config, geometry, longest).map_err(text)?;
+        card.notices.extend(too_small(geometry, blocks, longest));
         let (key, clock) = (self.hash_key.clone(), Arc::clone(&self.clock));
         let pool = make_pool(card, geometry, blocks, key, clock).map_err(text)?;
         let mut tasks = JoinSet::new();
@@ -180,6 +182,19 @@ impl Place {
     }
 }
 
+/// What is to be said of a staging that does not hold the longest prompt: each longer one is computed where it should be read, too.
+fn too_small(geometry: Geometry, blocks: usize, longest: usize) -> Option<String> {
+    let needed = geometry.blocks_for(longest);
+    (blocks < needed).then(|| {
+        format!(
+            "kvPool.blocks: {blocks} blocks hold prompts of {} tokens, the model takes {longest}: longer ones are not handed over; raise it \
+             to {needed}, or kvPool.bytes to {}",
+            blocks * geometry.block_size,
+            needed * geometry.block_bytes()
+        )
+    })
+}
+
 /// That of one life.
 #[derive(Debug)]
 pub(crate) struct Staging {
@@ -192,9 +207,18 @@ impl Staging {
     /// Leases that have not ended, and those that ended because nobody came.
     pub(crate) fn leases(&self) -> (u32, u64) {
         let counts = self.pool.lease_counts();
-        let live = counts.open + counts.sealed + counts.claimed;
         let expired = self.pool.lease_counters().expired;
-        (live, expired)
+        (counts.total(), expired)
+    }
+
+    /// Its blocks by owner.
+    pub(crate) fn counts(&self) -> BlockCounts {
+        self.pool.counts()
+    }
+
+    /// Its leases by state, and what has happened to leases.
+    pub(crate) fn lease_counts(&self) -> (LeaseCounts, LeaseCounters) {
+        (self.pool.lease_counts(), self.pool.lease_counters())
     }
 
     /// Hand-offs that were given up by this worker as their reader.
@@ -288,6 +312,31 @@ async fn reap(pool: KvPool, lease_milliseconds: u64, stop: CancellationToken) {
                 blocks = reaped.blocks,
                 "leases expired: nobody read or renewed them"
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_staging_that_does_not_hold_the_longest_prompt_is_told_of() {
+        let geometry = Geometry {
+            block_size: 16,
+            bytes_per_token: 8,
+        };
+        assert_eq!(too_small(geometry, 64, 1024), None);
+        assert_eq!(too_small(geometry, 65, 1025), None);
+        let notice = too_small(geometry, 64, 1025).expect("a block is missing");
+        for word in [
+            "kvPool.blocks",
+            "to 65",
+            "kvPool.bytes to 8320",
+            "1024",
+            "1025",
+        ] {
+            assert!(notice.contains(word), "{word}: {notice}");
         }
     }
 }

@@ -168,6 +168,7 @@ impl Supervisor {
             None => None,
             Some(place) => {
                 let seconds = self.shared.config.engine.start_timeout_seconds;
+                self.shared.absent("engine.connectorSocket: the server is there, and its BatonConnector has not called yet");
                 let layout = place.layout(Duration::from_secs(seconds)).await?;
                 let opened = place.open(&self.shared, layout, &mut card, ended.clone());
                 Some(opened.await?)
@@ -400,6 +401,11 @@ impl Supervisor {
                 leases: leases + unread,
                 expired,
                 failed: life.staging.as_ref().map_or(0, Staging::failed),
+                staging: life
+                    .staging
+                    .as_ref()
+                    .map(Staging::counts)
+                    .unwrap_or_default(),
                 cached,
                 counts,
                 gaps: life.gaps.load(Ordering::Relaxed),

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_worker::beside::start::Running;
 use baton_worker::transport::memory::Shape;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -34,11 +35,16 @@ fn calls(path: &Path, hello: &Value, inbox: Option<&OwnedFd>) -> (UnixStream, Va
         frame.drain(..sent);
     }
     stream.write_all(&frame).unwrap();
+    let answer = hears(&mut stream);
+    (stream, answer)
+}
+
+fn hears(stream: &mut UnixStream) -> Value {
     let mut length = [0; 4];
     stream.read_exact(&mut length).unwrap();
     let mut answer = vec![0; u32::from_le_bytes(length) as usize];
     stream.read_exact(&mut answer).unwrap();
-    (stream, serde_json::from_slice(&answer).unwrap())
+    serde_json::from_slice(&answer).unwrap()
 }
 
 fn scheduler(path: &Path) -> (UnixStream, Value) {
@@ -67,17 +73,37 @@ async fn blocking<T: Send + 'static>(
         .unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_is_registered_once_its_plug_in_is_served() {
+/// A server with the plug-in, and the daemon beside it.
+async fn started(folder: &Path) -> (Engine, Running, PathBuf) {
     let engine = Engine::start(0, Publishes::Nothing).await;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("connector.sock");
+    let path = folder.join("connector.sock");
     let mut config = config(engine.port, None);
     config.engine.connector = baton_worker::config::Connector::Baton;
     config.engine.connector_socket = Some(path.clone());
     config.kv_pool.blocks = Some(16);
     config.check().unwrap();
-    let daemon = daemon(config).await;
+    (engine, daemon(config).await, path)
+}
+
+/// Asks the daemon until its answer has all of these.
+async fn tells(daemon: &Running, path: &str, wanted: &[&str]) {
+    let mut last = String::new();
+    let asking = async {
+        while !wanted.iter().all(|word| last.contains(word)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            last = get(daemon, path).await.1;
+        }
+    };
+    let told = tokio::time::timeout(PATIENCE, asking).await;
+    assert!(told.is_ok(), "{path} does not tell {wanted:?}: {last}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_registered_once_its_plug_in_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, daemon, path) = started(folder.path()).await;
+    // Whoever asks why there is no worker learns what it waits for.
+    tells(&daemon, "/readyz", &["BatonConnector has not called yet"]).await;
 
     // The first call tells what the blocks look like, and is to be made again.
     let (_, answer) = blocking(&path, worker).await;
@@ -96,6 +122,66 @@ async fn a_server_is_registered_once_its_plug_in_is_served() {
     assert_eq!(answer["type"], "welcome", "{answer}");
     let card = Router::watch(&daemon).await.card;
     assert_eq!(card.layout.engine_hash.known().unwrap(), "d");
+    let notices = card.notices.join("\n");
+    assert!(
+        notices.contains("kvPool.blocks: 16 blocks hold prompts of 64 tokens"),
+        "{notices}"
+    );
+    daemon.stop().await;
+    engine.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_hand_offs_hold_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, daemon, path) = started(folder.path()).await;
+    let _ = blocking(&path, worker).await;
+    let (mut scheduler, answer) = blocking(&path, scheduler).await;
+    assert_eq!(answer["type"], "welcome", "{answer}");
+    let (_worker, answer) = blocking(&path, worker).await;
+    assert_eq!(answer["type"], "welcome", "{answer}");
+    tells(&daemon, "/readyz", &["ready"]).await;
+
+    let tokens: Vec<u32> = (0..3 * BLOCK).collect();
+    let open = json!({"type": "open", "request": "r", "tokens": tokens, "salt": ""}).to_string();
+    let (scheduler, opened) = tokio::task::spawn_blocking(move || {
+        let mut frame = (open.len() as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(open.as_bytes());
+        scheduler.write_all(&frame).unwrap();
+        let answer = hears(&mut scheduler);
+        (scheduler, answer)
+    })
+    .await
+    .unwrap();
+    assert_eq!(opened["type"], "opened", "{opened}");
+    let blocks =
+        |state, count| format!("baton_kv_blocks{{pool=\"decode\",state=\"{state}\"}} {count}\n");
+    let leases =
+        |state, count| format!("baton_leases{{pool=\"decode\",state=\"{state}\"}} {count}\n");
+    let none_leaked = "baton_kv_leaked_blocks{pool=\"decode\"} 0\n";
+    let held = [
+        blocks("leased", 3),
+        blocks("quarantined", 0),
+        leases("open", 1),
+        leases("sealed", 0),
+    ];
+    let held: Vec<&str> = held
+        .iter()
+        .map(String::as_str)
+        .chain([none_leaked])
+        .collect();
+    tells(&daemon, "/metrics", &held).await;
+    tells(&daemon, "/v1/load", &["\"leasesOpen\":1", "\"leased\":3"]).await;
+
+    drop(scheduler);
+    let free = [blocks("leased", 0), leases("open", 0)];
+    let free: Vec<&str> = free
+        .iter()
+        .map(String::as_str)
+        .chain([none_leaked])
+        .collect();
+    tells(&daemon, "/metrics", &free).await;
+    tells(&daemon, "/v1/load", &["\"leasesOpen\":0", "\"leased\":0"]).await;
     daemon.stop().await;
     engine.end().await;
 }
