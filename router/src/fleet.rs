@@ -5,13 +5,14 @@
 //! - [`own`]: this router's dispatches that no report counts yet (pure).
 //! - [`pairs`]: whose KV means the same on whom (pure). [`topology`]: where a worker is (pure).
 //! - [`snapshot`]: all of it as placement reads it (pure). [`view`]: the snapshot of now.
-//! - [`alarms`]: what an engine's counters say against its links (pure).
+//! - [`alarms`]: what an engine's counters say against its links (pure). [`fetches`]: of which hand-offs they say it (pure).
 //! - [`artifacts`]: tokenizers and chat templates by digest.
 //! - [`listing`]: `GET /v1/fleet`.
 
 pub mod alarms;
 pub mod artifacts;
 pub mod discovery;
+pub mod fetches;
 pub mod listing;
 pub mod own;
 pub mod pairs;
@@ -26,6 +27,7 @@ pub mod watch;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton_placement::coefficients::CoefficientSet;
@@ -40,11 +42,12 @@ use tokio::sync::Notify;
 use tonic::transport::Channel;
 
 use crate::clock::{Clock, Moment};
-use crate::learning::Learning;
+use crate::learning::{Learning, LinkUse};
 use crate::metrics::Metrics;
 use alarms::Rises;
 use artifacts::Artifacts;
 use discovery::Listed;
+use fetches::{FetchTicket, Fetches, Seen};
 use own::{OwnLedger, Ticket};
 use pairs::Pairs;
 use snapshot::Promise;
@@ -63,6 +66,7 @@ struct Inner {
     next_slot: u32,
     version: u64,
     own: OwnLedger,
+    fetches: Fetches,
     promises: HashMap<PromiseTicket, Promise>,
     next_promise: u64,
     pairs: Arc<Pairs>,
@@ -109,6 +113,7 @@ impl Workers {
             next_slot: 0,
             version: 0,
             own: OwnLedger::default(),
+            fetches: Fetches::default(),
             promises: HashMap::new(),
             next_promise: 0,
             pairs: Arc::default(),
@@ -207,6 +212,7 @@ impl Workers {
     pub(crate) fn remove(&self, id: &WorkerId) {
         let mut inner = self.inner.lock();
         inner.clients.remove(id);
+        inner.fetches.forget(id);
         if let Some(tracked) = inner.tracked.remove(id) {
             self.index.write().remove_worker(tracked.slot);
             inner.free_slots.push(tracked.slot);
@@ -284,7 +290,14 @@ impl Workers {
         match &result {
             Ok(Change::Load { load_sequence }) => {
                 if let Some(after) = &tracked.load {
-                    self.heed(id, Rises::between(before.as_ref(), after), now);
+                    let rises = Rises::between(before.as_ref(), after);
+                    let (failed, others) = (
+                        rises.failed_transfers,
+                        self.routers.load(Ordering::Relaxed) > 1,
+                    );
+                    let fetches = &mut inner.fetches;
+                    let links = fetches.reported(id, incarnation, *load_sequence, failed, others);
+                    self.heed(id, rises, &links, now);
                 }
                 inner.own.reported(id, incarnation, *load_sequence);
             }
@@ -298,8 +311,8 @@ impl Workers {
         result
     }
 
-    /// An engine's counters have risen: of which pair they speak is not known, so every link that was used counts.
-    fn heed(&self, id: &WorkerId, rises: Rises, now: Moment) {
+    /// An engine's counters have risen. `links`: that transfers to it were under way over; where none is known, every link to it counts.
+    fn heed(&self, id: &WorkerId, rises: Rises, links: &[LinkUse], now: Moment) {
         if rises == Rises::default() {
             return;
         }
@@ -321,9 +334,50 @@ impl Workers {
             self.metrics
                 .engine_failed_transfers
                 .inc_by(rises.failed_transfers);
-            self.learning
-                .failed_to(&member.path, rises.failed_transfers, now);
+            let failed = rises.failed_transfers;
+            if links.is_empty() {
+                self.learning.failed_to(&member.path, failed, now);
+            } else {
+                self.learning.failed_over(links, failed, now);
+            }
         }
+    }
+
+    /// A worker's engine is about to be sent to fetch. `None`: the worker has not reported yet.
+    pub(crate) fn fetch_begins(
+        &self,
+        worker: &WorkerId,
+        link: Option<LinkUse>,
+    ) -> Option<FetchTicket> {
+        let mut inner = self.inner.lock();
+        let tracked = inner.tracked.get(worker)?;
+        tracked.load?;
+        let incarnation = tracked.card.as_ref()?.incarnation;
+        Some(inner.fetches.begins(worker, incarnation, link))
+    }
+
+    /// What it was sent to fetch is there, or was given up; `asked`: it will still be asked what was seen of it.
+    pub(crate) fn fetch_over(&self, worker: &WorkerId, ticket: FetchTicket, asked: bool) {
+        let mut inner = self.inner.lock();
+        let load = inner.tracked.get(worker).and_then(|tracked| tracked.load);
+        let last = load.map_or(0, |load| load.load_sequence);
+        if asked {
+            inner.fetches.over(worker, ticket, last);
+        } else {
+            inner.fetches.ended(worker, ticket, last);
+        }
+    }
+
+    /// What the reports of the worker have said of it, and how old the last one is.
+    pub(crate) fn fetch_seen(
+        &self,
+        worker: &WorkerId,
+        ticket: FetchTicket,
+    ) -> Option<(Seen, Duration)> {
+        let now = self.clock.now();
+        let inner = self.inner.lock();
+        let seen = inner.fetches.seen(worker, ticket)?;
+        Some((seen, now.since(inner.tracked.get(worker)?.load_at)))
     }
 
     /// Adds a dispatch to the estimate of its worker.

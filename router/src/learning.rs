@@ -219,17 +219,25 @@ impl Learning {
         }
     }
 
-    /// So many transfers to here were given up by an engine that said nothing of it in its answers.
+    /// So many transfers to here were given up by an engine that said nothing of it in its answers, and nobody knows from where.
     pub fn failed_to(&self, target: &DomainPath, times: u64, now: Moment) {
+        self.given_up(times, now, |used| used.target == *target);
+    }
+
+    /// The same, of transfers over one of these links.
+    pub fn failed_over(&self, links: &[LinkUse], times: u64, now: Moment) {
+        self.given_up(times, now, |used| links.contains(used));
+    }
+
+    fn given_up(&self, times: u64, now: Moment, may_be: impl Fn(&LinkUse) -> bool) {
         // More than open any breaker say no more.
         let times = times.min(1_000);
         let mut inner = self.inner.lock();
-        for link in inner.links.values_mut() {
-            if link.used.target == *target {
-                for _ in 0..times {
-                    let failed = TransferResult::Failed;
-                    link.breaker.observe(failed, Pass::Free, now.milliseconds());
-                }
+        let links = inner.links.values_mut();
+        for link in links.filter(|link| may_be(&link.used)) {
+            for _ in 0..times {
+                let failed = TransferResult::Failed;
+                link.breaker.observe(failed, Pass::Free, now.milliseconds());
             }
         }
     }
@@ -377,6 +385,26 @@ mod tests {
         assert_eq!(learning.link_counts(now).open, 1, "a run that began before");
         learning.moved(&used(), moved, probe, &policy, now);
         assert_eq!(learning.link_counts(now).closed, 1);
+    }
+
+    #[test]
+    fn transfers_that_are_known_to_have_failed_open_their_own_link_alone() {
+        let learning = Learning::default();
+        let (policy, now) = (policy(), Moment(0));
+        let other = LinkUse {
+            source: vec![Some("h3".into())],
+            ..used()
+        };
+        for link in [&used(), &other] {
+            assert!(learning.try_use(link, &policy, now).is_some());
+        }
+        let times = u64::from(policy.topology.breaker.failures);
+        learning.failed_over(&[other], times, now);
+        let counts = learning.link_counts(now);
+        assert_eq!((counts.open, counts.closed), (1, 1));
+        assert!(learning.try_use(&used(), &policy, now).is_some());
+        learning.failed_to(&used().target, times, now);
+        assert_eq!(learning.link_counts(now).open, 2);
     }
 
     #[test]

@@ -1,78 +1,101 @@
 //! What an engine's own counter says of a hand-off that it fetched by itself: it may have given up and computed the prompt anew, and have
 //! answered well all the same. Known with the worker's next reports, so a record waits for them; nobody who is served does.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_placement::record::RunStatus;
-use baton_protocol::ids::{Incarnation, WorkerId};
+use baton_protocol::ids::WorkerId;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
 use crate::fleet::Workers;
+use crate::fleet::fetches::FetchTicket;
+use crate::learning::LinkUse;
 use crate::records::build::Material;
 
-/// The first report after an answer may have been made before its end; daemons report once a second at least.
-const REPORTS: u64 = 2;
+/// Daemons report once a second at least, and two reports settle it.
 const WITHIN: Duration = Duration::from_secs(3);
 /// A worker that has not reported for as long is not waited for.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// The counter as it was when the engine was sent to fetch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
+/// A hand-off that an engine was sent to fetch; what its counter says of it is kept apart until all of these are gone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fetch(Arc<Watched>);
+
+struct Watched {
+    workers: Arc<Workers>,
     worker: WorkerId,
-    incarnation: Incarnation,
-    failed: u64,
+    ticket: FetchTicket,
 }
 
-/// A report.
-#[derive(Clone, Copy, Debug)]
-struct Report {
-    sequence: u64,
-    failed: u64,
-    age: Duration,
+impl fmt::Debug for Watched {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Watched")
+            .field("worker", &self.worker)
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Watched {
+    fn eq(&self, other: &Self) -> bool {
+        self.ticket == other.ticket
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.workers.fetch_over(&self.worker, self.ticket, false);
+    }
 }
 
 impl Fetch {
     /// `None`: the worker has not reported yet.
-    pub(super) fn begins(workers: &Workers, worker: &WorkerId) -> Option<Self> {
-        workers.with_tracked(|tracked| {
-            let tracked = tracked.get(worker)?;
-            Some(Self {
-                worker: worker.clone(),
-                incarnation: tracked.card.as_ref()?.incarnation,
-                failed: tracked.load?.failed_transfers,
-            })
-        })
+    pub(super) fn begins(
+        workers: &Arc<Workers>,
+        worker: &WorkerId,
+        link: Option<LinkUse>,
+    ) -> Option<Self> {
+        let ticket = workers.fetch_begins(worker, link)?;
+        let workers = workers.clone();
+        Some(Self(Arc::new(Watched {
+            workers,
+            worker: worker.clone(),
+            ticket,
+        })))
     }
 
-    fn report(&self, workers: &Workers) -> Option<Report> {
-        let now = workers.clock.now();
-        workers.with_tracked(|tracked| {
-            let tracked = tracked.get(&self.worker)?;
-            let same = tracked.card.as_ref()?.incarnation == self.incarnation;
-            let load = tracked.load.filter(|_| same)?;
-            Some(Report {
-                sequence: load.load_sequence,
-                failed: load.failed_transfers.saturating_sub(self.failed),
-                age: now.since(tracked.load_at),
-            })
-        })
+    /// The answer has begun: what failed from now on was another one.
+    pub(super) fn over(&self) {
+        let Watched {
+            workers,
+            worker,
+            ticket,
+        } = &*self.0;
+        workers.fetch_over(worker, *ticket, true);
     }
 
-    /// Once the answer has ended: how far the counter has risen, if the worker says so in time.
-    async fn ended(&self, workers: &Workers) -> Option<u64> {
-        let first = self.report(workers)?;
-        let reported = workers.reported(&self.worker)?;
+    /// Once the answer has ended: how many transfers have failed, if the worker says so in time and no other can be meant.
+    async fn ended(&self) -> Option<u64> {
+        self.over();
+        let Watched {
+            workers,
+            worker,
+            ticket,
+        } = &*self.0;
+        let reported = workers.reported(worker)?;
         let until = Instant::now() + WITHIN;
         loop {
             // Before the look: a report in between is then not waited for.
             let next = reported.notified();
-            let report = self.report(workers)?;
-            if report.failed > 0 || report.sequence >= first.sequence.saturating_add(REPORTS) {
-                return Some(report.failed);
+            let (seen, age) = workers.fetch_seen(worker, *ticket)?;
+            if seen.settled || seen.failed != Some(0) {
+                return seen.failed;
             }
-            let silent = Instant::now() + SILENT.checked_sub(report.age)?;
+            let silent = Instant::now() + SILENT.checked_sub(age)?;
             timeout_at(until.min(silent), next).await.ok()?;
         }
     }
@@ -86,7 +109,7 @@ pub(super) async fn keep(shared: &Shared, material: Option<Material>) {
     let completed = material.outcome.status == RunStatus::Completed;
     let fetch = material.progress.actual.fetch.take();
     if let Some(fetch) = fetch.filter(|_| completed) {
-        material.progress.actual.failed_transfers = fetch.ended(&shared.workers).await;
+        material.progress.actual.failed_transfers = fetch.ended().await;
     }
     shared.records.keep(material);
 }

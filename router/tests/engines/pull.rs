@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use baton_placement::fleet::WorkerState;
 use baton_placement::place::{Filter, Reason};
 use baton_placement::policy::Assurance;
 use baton_protocol::card::Split;
 use baton_protocol::wire::{self, watch_event};
 use serde_json::{Value, json};
 
-use crate::front::end;
+use crate::engine::Engine;
+use crate::front::{Served, end};
 use crate::router::until;
-use crate::{NIXL, pair, policy};
+use crate::{NIXL, pair, policy, samples};
 
 /// As vLLM gave them once; the space is ours, to see that nobody writes them anew.
 pub(crate) const PARAMETERS: &str = r#"{"do_remote_prefill": true, "do_remote_decode":false,"remote_block_ids":[[9,8,7]],"remote_engine_id":"65e4bb78","remote_request_id":"cmpl-r0-8cd74aeb","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_blocks_expiry_time":null,"later":1e0}"#;
@@ -266,6 +268,34 @@ async fn a_pair_that_fails_again_and_again_is_left_alone() {
     assert!(p.is_idle());
 }
 
+/// What is wrong is the prefill worker's room or its flags: short prompts would lose a pair that works.
+#[tokio::test]
+async fn a_prefill_worker_that_keeps_nothing_for_its_reader_leaves_the_link_alone() {
+    let mut policy = policy();
+    policy.fallback.local_recompute.max_percent = 100.0;
+    policy.fallback.local_recompute.max_concurrent_per_worker = 10;
+    let baton = Split::Baton {
+        lease_milliseconds: 30_000,
+    };
+    for (split, cause) in [(NIXL, "no-transport"), (baton, "pool-full")] {
+        let (served, mut p, mut d) = pair(&policy, split).await;
+        for _ in 0..=policy.topology.breaker.failures {
+            let reply = served.post("Disaggregated", "/v1/completions", BODY);
+            p.call()
+                .await
+                .answer(200, "application/json", br#"{"choices":[]}"#)
+                .await;
+            let whole = d.call().await;
+            assert!(whole.json().get("kv_transfer_params").is_none());
+            whole.answer(200, "application/json", ANSWER).await;
+            let record = served.record(&end(reply).await.run()).await;
+            assert_eq!(record.fallback.unwrap().cause, cause);
+        }
+        let now = served.router.workers.clock.now();
+        assert_eq!(served.router.learning.link_counts(now).open, 0);
+    }
+}
+
 #[tokio::test]
 async fn a_late_read_shuts_the_link_and_is_told() {
     let (served, mut p, mut d) = pair(&policy(), NIXL).await;
@@ -356,4 +386,92 @@ async fn the_record_says_whether_the_engine_gave_a_transfer_up() {
         };
         assert_eq!(actual.failed_transfers, Some(fails));
     }
+}
+
+/// The counter does not say of which request it speaks.
+#[tokio::test]
+async fn of_two_transfers_at_once_nobody_says_which_was_given_up() {
+    let (served, mut p, mut d) = pair(&policy(), NIXL).await;
+    let replies = [0, 1].map(|_| served.post("Disaggregated", "/v1/completions", BODY));
+    for _ in 0..2 {
+        p.call()
+            .await
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+    }
+    for call in [d.call().await, d.call().await] {
+        call.answer(200, "application/json", ANSWER).await;
+    }
+    let mut runs = Vec::new();
+    for reply in replies {
+        runs.push(end(reply).await.run());
+    }
+    for load_sequence in 2..=3 {
+        let load = wire::Load {
+            load_sequence,
+            failed_transfers: 1,
+            ..wire::Load::default()
+        };
+        d.daemon.tell(0, watch_event::Event::Load(load));
+    }
+    for run in runs {
+        let actual = served.record(&run).await.actual.unwrap();
+        assert_eq!(actual.failed_transfers, None);
+    }
+}
+
+#[tokio::test]
+async fn a_transfer_that_failed_alone_speaks_against_its_own_link() {
+    let mut card = samples::prefill_card("far");
+    card.topology[0].domain = "h2".into();
+    let mut far = Engine::start(card, NIXL).await;
+    let mut near = Engine::start(samples::prefill_card("near"), NIXL).await;
+    let mut d = Engine::start(samples::card("d"), NIXL).await;
+    let served = Served::start(&policy(), &[&far, &near, &d]).await;
+    let load = |load_sequence, failed_transfers, draining| {
+        watch_event::Event::Load(wire::Load {
+            load_sequence,
+            failed_transfers,
+            draining,
+            ..wire::Load::default()
+        })
+    };
+    // Over both links, one after the other.
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let (call, by_far) = tokio::select! {
+        call = far.call() => (call, true),
+        call = near.call() => (call, false),
+    };
+    call.answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    end(reply).await;
+    for load_sequence in 2..=3 {
+        d.daemon.tell(0, load(load_sequence, 0, false));
+    }
+    let (first, second) = if by_far {
+        (&far, &mut near)
+    } else {
+        (&near, &mut far)
+    };
+    first.daemon.tell(0, load(2, 0, true));
+    until("it takes no more", || {
+        let view = served.router.workers.view();
+        view.fleet.workers.state.contains(&WorkerState::Draining)
+    })
+    .await;
+    let reply = served.post("Disaggregated", "/v1/completions", BODY);
+    let call = second.call().await;
+    call.answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(200, "application/json", ANSWER).await;
+    end(reply).await;
+    let failures = u64::from(policy().topology.breaker.failures);
+    d.daemon.tell(0, load(4, failures, false));
+    let open = || {
+        let now = served.router.workers.clock.now();
+        served.router.learning.link_counts(now).open
+    };
+    until("a link is shut", || open() > 0).await;
+    assert_eq!(open(), 1);
 }

@@ -1,5 +1,7 @@
 //! Every way in which a leg of a hand-off can fail, and what becomes of the run.
 
+use std::time::Duration;
+
 use baton_placement::policy::Policy;
 
 use crate::engine::{Call, Engine};
@@ -8,7 +10,7 @@ use crate::pull::{ANSWER, prefill_answer};
 use crate::{NIXL, pair, policy};
 
 /// What an engine does with a leg.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
     /// Closes the connection, as a process does that dies.
     Dies,
@@ -19,8 +21,14 @@ enum Does {
     DiesWithin,
     /// Begins a stream with the word that it has failed.
     FailsInStream,
+    /// The same after the role that a chat opens with, which comes by itself: what vLLM does where KV could not be loaded.
+    OpensAndFails,
     /// Begins a stream and dies before anything of the answer.
     DiesInStream,
+    /// The same after the role.
+    OpensAndDies,
+    /// Says the role, and nothing within the time that the policy allows.
+    OpensAndSleeps,
     /// Says nothing within the time that the policy allows.
     Sleeps,
 }
@@ -53,9 +61,21 @@ async fn do_it(does: Does, mut call: Call, asleep: &mut Vec<Call>) {
         }
         Does::FailsInStream => {
             call.begin().await;
-            call.chunk(b"data: {\"error\":{\"message\":\"KV load failed\",\"code\":500}}\n\ndata: [DONE]\n\n")
-                .await;
+            call.chunk(FAILED).await;
             call.end().await;
+        }
+        Does::OpensAndFails => {
+            open(&mut call).await;
+            call.chunk(FAILED).await;
+            call.end().await;
+        }
+        Does::OpensAndDies => {
+            open(&mut call).await;
+            call.hang_up().await;
+        }
+        Does::OpensAndSleeps => {
+            open(&mut call).await;
+            asleep.push(call);
         }
         Does::DiesInStream => {
             call.begin().await;
@@ -66,6 +86,17 @@ async fn do_it(does: Does, mut call: Call, asleep: &mut Vec<Call>) {
     }
 }
 
+/// The role of a chat's answer, and time for it to be passed on if anybody does.
+async fn open(call: &mut Call) {
+    call.begin().await;
+    call.chunk(ROLE).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+const ROLE: &[u8] =
+    b"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
+const FAILED: &[u8] =
+    b"data: {\"error\":{\"message\":\"KV load failed\",\"code\":500}}\n\ndata: [DONE]\n\n";
 const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
@@ -110,8 +141,20 @@ async fn play(
     then: Then,
 ) {
     let what = format!("prefill {prefill:?}, decode {decode:?}, stream {stream}");
-    let body = format!(r#"{{"model":"m","prompt":"a","max_tokens":8,"stream":{stream}}}"#);
-    let reply = served.post("Disaggregated", "/v1/completions", body);
+    // Completions open with nothing.
+    let opens = [
+        Does::OpensAndFails,
+        Does::OpensAndDies,
+        Does::OpensAndSleeps,
+    ];
+    let (path, prompt) = if decode.is_some_and(|does| opens.contains(&does)) {
+        let messages = r#""messages":[{"role":"user","content":"a"}]"#;
+        ("/v1/chat/completions", messages)
+    } else {
+        ("/v1/completions", r#""prompt":"a""#)
+    };
+    let body = format!(r#"{{"model":"m",{prompt},"max_tokens":8,"stream":{stream}}}"#);
+    let reply = served.post("Disaggregated", path, body);
     let mut asleep = Vec::new();
     let call = p.call().await;
     match prefill {
@@ -168,7 +211,10 @@ async fn play(
 
 #[tokio::test]
 async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
-    use Does::{Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, Says, Sleeps};
+    use Does::{
+        Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, OpensAndDies, OpensAndFails,
+        OpensAndSleeps, Says, Sleeps,
+    };
     let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
     let lost = Then::Whole(Some("prefill-lost"));
     let engine = Then::Whole(Some("engine-failed"));
@@ -178,16 +224,30 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
         (Some(Says(500)), None, false, lost),
         (Some(DiesWithin), None, false, lost),
         (Some(Sleeps), None, true, lost),
-        (Some(NoParameters), None, false, engine),
+        // It says nothing of the way between the two.
+        (
+            Some(NoParameters),
+            None,
+            false,
+            Then::Whole(Some("no-transport")),
+        ),
         // Its own request decides, and it is a good one.
         (Some(Says(400)), None, false, Then::Whole(None)),
         (None, Some(Says(400)), false, Then::Whole(None)),
         (None, Some(Says(500)), false, engine),
         (None, Some(Says(500)), true, engine),
         (None, Some(FailsInStream), true, engine),
+        (None, Some(OpensAndFails), true, engine),
         (None, Some(DiesInStream), true, gone),
+        (None, Some(OpensAndDies), true, gone),
         (None, Some(Dies), false, gone),
         (None, Some(Sleeps), true, Then::Whole(Some("timeout"))),
+        (
+            None,
+            Some(OpensAndSleeps),
+            true,
+            Then::Whole(Some("timeout")),
+        ),
     ];
     for (prefill, decode, stream, then) in cases {
         play(&served, &mut p, &mut d, prefill, decode, stream, then).await;

@@ -46,6 +46,21 @@ pub struct Said {
     pub transfer: Option<String>,
 }
 
+impl Said {
+    /// The answer has begun, has ended, or is none.
+    pub fn says_something(&self) -> bool {
+        self.content || self.done || self.error.is_some()
+    }
+
+    /// The engine gave the request up: its words, as far as it has any.
+    pub fn given_up(&self) -> Option<&str> {
+        let aborted = self.finish.as_deref() == Some("abort");
+        self.error
+            .as_deref()
+            .or(aborted.then_some("it has aborted the request"))
+    }
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Body<'a> {
@@ -251,6 +266,10 @@ mod tests {
             r#"{"error":{"message":"KV load failed","type":"InternalServerError","param":null,"code":500}}"#,
         );
         assert_eq!(error.error.as_deref(), Some("KV load failed"));
+        assert_eq!(error.given_up(), Some("KV load failed"));
+        assert!(error.says_something() && data("[DONE]").says_something());
+        let aborted = data(r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#);
+        assert!(aborted.given_up().is_some() && last.given_up().is_none());
         assert_eq!(data(r#"{"error":null,"choices":[]}"#).error, None);
         assert_eq!(data("no json"), Said::default());
     }

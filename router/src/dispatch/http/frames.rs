@@ -3,8 +3,9 @@
 use baton_protocol::sse::{Decoder, Event};
 use bytes::{Bytes, BytesMut};
 
-/// An event longer than this is none of an engine's: a token's event is some hundred bytes, with log-probabilities some thousand.
-pub const LONGEST: usize = 4 << 20;
+/// An event longer than this is none of an engine's: a token's event is some hundred bytes, with log-probabilities some thousand. The
+/// first event may hold the ids of the whole prompt (`return_token_ids`), of up to eight bytes each: this is a prompt of two million.
+pub const LONGEST: usize = 16 << 20;
 
 /// An event that is longer than [`LONGEST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -137,6 +138,15 @@ mod tests {
     fn a_frame_without_an_end_is_given_up() {
         let mut frames = Frames::default();
         assert_eq!(frames.push(&vec![b'a'; LONGEST + 1]), Err(TooLong));
+    }
+
+    #[test]
+    fn the_ids_of_a_long_prompt_are_one_event() {
+        let ids = "151643,".repeat(600_000);
+        let event = format!("data: {{\"prompt_token_ids\":[{ids}7]}}\n\n");
+        assert!(event.len() > 4 << 20);
+        let (ready, events, rest) = cut(&event.as_bytes().chunks(1 << 16).collect::<Vec<_>>());
+        assert!(ready.concat() == event.as_bytes() && events.len() == 1 && rest.is_empty());
     }
 
     proptest! {

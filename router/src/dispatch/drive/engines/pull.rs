@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use baton_protocol::failure::{FailureClass, HandoffFailure};
+use baton_protocol::card::Split;
+use baton_protocol::failure::{FailureClass, HandoffFailure, Refusal};
 use baton_protocol::lifecycle::State;
 
 use super::super::{Drive, Ending};
@@ -62,7 +63,8 @@ impl Drive {
                 .stream
                 .then_some(limits.reserve + limits.transfer + limits.decode_start),
         };
-        self.progress.actual.fetch = Fetch::begins(&self.shared.workers, &decode.worker);
+        let link = attempt.link.as_ref().map(|(link, _)| link.clone());
+        self.progress.actual.fetch = Fetch::begins(&self.shared.workers, &decode.worker, link);
         let answer = self.call(forward, attempt, call).await?;
         self.relay(answer, call, attempt).await
     }
@@ -108,15 +110,7 @@ impl Drive {
             })?;
         let said = said(&body);
         let Some(parameters) = said.transfer else {
-            let message = format!(
-                "worker {} answered without kv_transfer_params: start its engine with the connector that its card names",
-                engine.worker
-            );
-            return Err(Stop::Failed(handoff(
-                &engine.worker,
-                HandoffFailure::EngineFailed,
-                &message,
-            )));
+            return Err(Stop::Failed(kept_nothing(engine)));
         };
         self.infer(&[State::PrefillStarted], party);
         for state in [State::PrefillCompleted, State::KvPublished] {
@@ -131,4 +125,28 @@ impl Drive {
         }
         Ok((parameters, Lease::new(answered, lease)))
     }
+}
+
+/// It has answered, and kept nothing for a reader: of this request, which says nothing of the way to others.
+fn kept_nothing(engine: &Engine) -> Failure {
+    let worker = &engine.worker;
+    let (cause, why) = match engine.split {
+        // Its daemon registers no server that has not the connector.
+        Split::Baton { .. } => (
+            Refusal::PoolFull.word(),
+            "its staging had no room (kvPool.blocks of its pool), or BatonConnector does not hand over a request like this",
+        ),
+        _ => (
+            HandoffFailure::NoTransport.word(),
+            "start its engine with the connector that its card names",
+        ),
+    };
+    let message = format!(
+        "the hand-off failed ({cause}): worker {worker} answered without kv_transfer_params: {why}"
+    );
+    Failure {
+        cause,
+        ..Failure::new(FailureClass::HandoffFailed, message)
+    }
+    .at(worker)
 }

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::State;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use tokio::time::Instant;
 
 use super::super::{Drive, Ending};
 use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
 use crate::dispatch::http::answer::{Said, event, said};
 use crate::dispatch::http::engine::head;
-use crate::dispatch::http::frames::Frames;
+use crate::dispatch::http::frames::{Frames, LONGEST};
 use crate::dispatch::http::pool::Answer;
 use crate::dispatch::http::verdict::{Asked, Verdict, of_refusal, of_words};
 use crate::dispatch::progress::Party;
@@ -20,7 +21,7 @@ use crate::run::{EngineHead, EngineRefusal, PIECE, RunEvent};
 /// Bytes of an error's body: more says no more.
 pub(super) const LONGEST_REFUSAL: usize = 1 << 20;
 /// Of an answer in one piece so many bytes are kept to read its counts from. Longer ones are passed on uncounted.
-const COUNTED: usize = 4 << 20;
+pub(super) const COUNTED: usize = 4 << 20;
 
 /// What was heard of an answer so far.
 #[derive(Default)]
@@ -112,12 +113,16 @@ impl Drive {
         let mut frames = Frames::default();
         let mut heard = Heard::default();
         let mut head = Some(head);
+        // What opens an answer and is none yet: a chat's role, a comment. Engines send it although they are about to say that they have
+        // failed, so it waits for what follows it.
+        let mut opening = BytesMut::new();
         let limits = attempt.limits;
+        let first_until = Instant::now() + first_event(call.asked, &limits);
         loop {
             let limit = if attempt.begun {
                 limits.token
             } else {
-                first_event(call.asked, &limits)
+                first_until.saturating_duration_since(Instant::now())
             };
             let next = self
                 .within_both(attempt, call, Some(limit), answer.next())
@@ -126,27 +131,34 @@ impl Drive {
                 break;
             };
             let bytes = bytes.map_err(|error| broke_off(call, &error.to_string()))?;
-            let (ready, events) = frames
+            let (mut ready, events) = frames
                 .push(&bytes)
                 .map_err(|error| broke_off(call, &error.to_string()))?;
             if ready.is_empty() {
                 continue;
             }
             let said: Vec<Said> = events.iter().map(event).collect();
-            let first = said
-                .iter()
-                .find(|said| said.content || said.error.is_some());
-            let first_words = first.and_then(|first| first.error.clone());
-            if let (false, Some(words)) = (attempt.begun, first_words) {
-                // The client has seen nothing: another attempt may do better.
-                return Err(Stop::Failed(of_words(
-                    &call.engine.worker,
-                    call.asked,
-                    &words,
-                )));
+            if !attempt.begun {
+                let first = said.iter().find(|said| said.says_something());
+                if let Some(words) = first.and_then(|first| first.error.clone()) {
+                    // The client has seen nothing: another attempt may do better.
+                    return Err(Stop::Failed(of_words(
+                        &call.engine.worker,
+                        call.asked,
+                        &words,
+                    )));
+                }
+                opening.extend_from_slice(&ready);
+                ready = if first.is_some() || opening.len() > LONGEST {
+                    opening.split().freeze()
+                } else {
+                    Bytes::new()
+                };
             }
             self.hear(&said, &mut heard, call.party, attempt);
-            self.pass_on(head.take(), ready, attempt).await?;
+            if !ready.is_empty() {
+                self.pass_on(head.take(), ready, attempt).await?;
+            }
         }
         let rest = frames.rest();
         let worker = &call.engine.worker;
@@ -160,7 +172,8 @@ impl Drive {
         {
             return Err(broke_off(call, "it ended before its last event"));
         }
-        self.pass_on(head.take(), Bytes::new(), attempt).await?;
+        // An answer of another protocol may have nothing that is known here to be one.
+        self.pass_on(head.take(), opening.freeze(), attempt).await?;
         self.answered(call.party, attempt);
         Ok(Ending::Answered(heard.finish))
     }
@@ -208,6 +221,9 @@ impl Drive {
                 &[State::KvTransferStarted, State::KvTransferCompleted],
                 party,
             );
+            if let Some(fetch) = &self.progress.actual.fetch {
+                fetch.over();
+            }
             if let Some((link, _)) = &attempt.link {
                 self.progress.actual.transport = Some(link.transport.clone());
             }

@@ -6,12 +6,14 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::super::{Drive, Ending};
-use super::relay::{LONGEST_REFUSAL, first_event};
+use super::relay::{COUNTED, LONGEST_REFUSAL, first_event};
 use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
+use crate::dispatch::http::answer::{Said, event, said};
 use crate::dispatch::http::engine::{Engine, head};
+use crate::dispatch::http::frames::Frames;
 use crate::dispatch::http::pool::{Answer, CallError};
-use crate::dispatch::http::verdict::{Asked, Verdict, of_call, of_refusal};
+use crate::dispatch::http::verdict::{Asked, Verdict, of_call, of_refusal, of_words};
 use crate::dispatch::progress::Party;
 use crate::forward::Forward;
 use crate::forward::legs::Leg as Body;
@@ -76,6 +78,8 @@ impl Drive {
 enum Lost {
     Call(CallError),
     Refused(EngineRefusal),
+    /// It said so within its answer.
+    GaveUp(String),
     Broken(String),
 }
 
@@ -83,6 +87,7 @@ impl Lost {
     fn of(self, worker: &baton_protocol::ids::WorkerId) -> Failure {
         match self {
             Self::Call(error) => of_call(worker, Asked::TiedPrefill, &error),
+            Self::GaveUp(words) => of_words(worker, Asked::TiedPrefill, &words),
             Self::Broken(why) => Failure::lost(worker, &why, FailureClass::PrefillLost),
             Self::Refused(refusal) => match of_refusal(worker, Asked::TiedPrefill, refusal) {
                 Verdict::Failed(failure) | Verdict::AskWhole(failure) => failure,
@@ -91,7 +96,7 @@ impl Lost {
     }
 }
 
-/// Reads an answer that nobody wants to its end.
+/// Reads an answer that nobody wants to its end: without the prompt that it stands for the other leg would wait in vain.
 async fn drained(called: Result<Answer, CallError>) -> Result<(), Lost> {
     let mut answer = called.map_err(Lost::Call)?;
     let head = head(&answer.head);
@@ -99,8 +104,28 @@ async fn drained(called: Result<Answer, CallError>) -> Result<(), Lost> {
         let body = answer.whole(LONGEST_REFUSAL).await.unwrap_or(Bytes::new());
         return Err(Lost::Refused(EngineRefusal { head, body }));
     }
+    let mut frames = head.streams().then(Frames::default);
+    let mut whole = Vec::new();
     while let Some(bytes) = answer.next().await {
-        bytes.map_err(|error| Lost::Broken(format!("its answer broke off: {error}")))?;
+        let bytes =
+            bytes.map_err(|error| Lost::Broken(format!("its answer broke off: {error}")))?;
+        match frames.as_mut().map(|frames| frames.push(&bytes)) {
+            Some(Ok((_, events))) => {
+                for one in &events {
+                    heeded(&event(one)).map_err(Lost::GaveUp)?;
+                }
+            }
+            // What cannot be read says nothing; the leg that generates knows what became of it.
+            Some(Err(_)) => frames = None,
+            None if whole.len() + bytes.len() <= COUNTED => whole.extend_from_slice(&bytes),
+            None => {}
+        }
     }
-    Ok(())
+    heeded(&said(&whole)).map_err(Lost::GaveUp)
+}
+
+/// What an answer says against itself.
+fn heeded(said: &Said) -> Result<(), String> {
+    said.given_up()
+        .map_or(Ok(()), |words| Err(words.to_owned()))
 }
