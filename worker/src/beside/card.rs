@@ -4,17 +4,18 @@ use baton_protocol::card::{
     Capacity, Card, ChunkPolicy, Dispatch, EngineName, ModelName, Split, TextCheck, TransportOffer,
     WIRE_VERSIONS,
 };
-use baton_protocol::identity::{Adapter, Fact, Layout, RouteFilter, SemanticIdentity};
+use baton_protocol::identity::{Adapter, Fact, FactSource, Layout, RouteFilter, SemanticIdentity};
 use baton_protocol::ids::{Incarnation, WorkerId};
 use serde_json::Value;
 
 use super::folder::{Described, ModelFolder};
 use super::nixl::Handshake;
+use super::sockets::Endpoint;
 use super::told::Told;
 use crate::config::{Connector, Dtype, EngineKind, WorkerConfig};
 use crate::model::facts::artifact_digest;
 
-/// vLLM's own default, where nobody says another.
+/// Assumed where the server does not say its own: vLLM's default depends on its device, 128 on a processor, 256 or 1,024 on a GPU.
 const SEQUENCES: u32 = 256;
 
 /// What was found out.
@@ -180,18 +181,24 @@ fn kv_dtype(config: &WorkerConfig, told: &Told, described: Described<'_>) -> Fac
         // A server narrows these to what its devices like: to what is its own choice.
         None => Fact::unknown(),
         Some(wide) if wide == "F32" => Fact::unknown(),
-        Some(dtype) => Fact::observed(dtype),
+        // What the files say; a server's arguments may say another.
+        Some(dtype) => Fact::declared(dtype),
     }
 }
 
-/// Scales of a narrow format are part of the weights' files; other formats have none.
+/// Scales of a narrow format are part of the weights' files; other formats have none. Known as well as the format is.
 fn scales(kv_dtype: &Fact<String>) -> Fact<String> {
-    match kv_dtype.known() {
-        None => Fact::unknown(),
-        Some(dtype) if dtype.starts_with("F8") => {
-            Fact::observed("scales of the weights' files".to_owned())
-        }
-        Some(_) => Fact::observed("None".to_owned()),
+    let Some(dtype) = kv_dtype.known() else {
+        return Fact::unknown();
+    };
+    let scales = if dtype.starts_with("F8") {
+        "scales of the weights' files"
+    } else {
+        "None"
+    };
+    match kv_dtype.source() {
+        FactSource::Observed => Fact::observed(scales.to_owned()),
+        _ => Fact::declared(scales.to_owned()),
     }
 }
 
@@ -272,14 +279,34 @@ fn notices(config: &WorkerConfig, found: &Found<'_>, described: Described<'_>) -
             "load: queued tokens are estimated, from the requests that wait and the mean length of prompts".to_owned(),
         );
     }
-    match told.events.len() {
-        0 => notices.push(
+    if told.max_sequences.is_none() {
+        notices.push(format!(
+            "capacity.maxSequences: the server does not say how many requests it runs at once: {SEQUENCES} is assumed{}",
+            match config.engine.kind {
+                EngineKind::Vllm => " (vLLM tells with VLLM_SERVER_DEV_MODE=1 only)",
+                _ => "",
+            }
+        ));
+    }
+    match told.events.as_slice() {
+        [] => notices.push(
             "events: the server publishes none, so no prefix is credited: start it with --kv-events-config".to_owned(),
         ),
-        1 => {}
+        [one] => {
+            // Where it is reached makes no difference here.
+            if let Err(error) = Endpoint::of_engine(config.engine.kind, &one.endpoint, "") {
+                notices.push(format!("events: {error}: until then no prefix is credited"));
+            }
+        }
         ranks => notices.push(format!(
-            "events: {ranks} data-parallel ranks publish, and which of them serves a request is not known, so no prefix is credited"
+            "events: {} data-parallel ranks publish, and which of them serves a request is not known, so no prefix is credited",
+            ranks.len()
         )),
+    }
+    if let TextCheck::Unverified { reason } = &found.text {
+        notices.push(format!(
+            "tokenizer: unverified: {reason}: no prefix is credited"
+        ));
     }
     if told.metrics.prefix_caching == Some(false) {
         notices.push(

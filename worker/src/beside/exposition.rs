@@ -70,6 +70,10 @@ pub struct Reading {
     pub process_start: Option<f64>,
     pub running: f64,
     pub waiting: f64,
+    /// Requests whose KV another engine is to send: they are computed there, and wait here for room and for it.
+    pub fetching: f64,
+    /// Requests that are computed and whose KV another engine has not fetched yet, as far as the server counts them.
+    pub unsent: f64,
     /// Share of the blocks that requests and leases hold, 0 to 1.
     pub kv_usage: f64,
     pub preemptions: f64,
@@ -135,7 +139,12 @@ impl Reading {
             };
             match name {
                 "num_running_reqs" => reading.running += value,
-                "num_queue_reqs" => reading.waiting += value,
+                // A prompt is computed once its reader is there.
+                "num_queue_reqs" | "num_prefill_bootstrap_queue_reqs" => reading.waiting += value,
+                "num_decode_prealloc_queue_reqs" | "num_decode_transfer_queue_reqs" => {
+                    reading.fetching += value;
+                }
+                "num_prefill_inflight_queue_reqs" => reading.unsent += value,
                 "token_usage" => reading.kv_usage = reading.kv_usage.max(value.clamp(0.0, 1.0)),
                 "prompt_tokens_total" => prompts += value,
                 "cached_tokens_total" => reading.found += value,
@@ -144,7 +153,9 @@ impl Reading {
                 "time_to_first_token_seconds_count" => reading.first_tokens.count += value,
                 "inter_token_latency_seconds_sum" => reading.between_tokens.sum += value,
                 "inter_token_latency_seconds_count" => reading.between_tokens.count += value,
-                "num_transfer_failed_reqs_total" => reading.failed_transfers += value,
+                "num_transfer_failed_reqs_total" | "num_bootstrap_failed_reqs_total" => {
+                    reading.failed_transfers += value;
+                }
                 _ => {}
             }
         }
@@ -260,6 +271,23 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n";
         let reading = Reading::vllm(text);
         assert_eq!((reading.running, reading.kv_usage), (5.0, 0.5));
+    }
+
+    /// Names of SGLang 0.5.23.
+    #[test]
+    fn requests_on_their_way_from_one_sglang_server_to_another_are_counted() {
+        let prefill = Reading::sglang(
+            "sglang:num_queue_reqs{tp_rank=\"0\"} 1\nsglang:num_prefill_bootstrap_queue_reqs{tp_rank=\"0\"} 2\n\
+             sglang:num_prefill_inflight_queue_reqs{tp_rank=\"0\"} 3\nsglang:num_bootstrap_failed_reqs_total 4\n",
+        );
+        let counts = (prefill.waiting, prefill.unsent, prefill.failed_transfers);
+        assert_eq!(counts, (3.0, 3.0, 4.0));
+        let decode = Reading::sglang(
+            "sglang:num_decode_prealloc_queue_reqs 1\nsglang:num_decode_transfer_queue_reqs 2\n\
+             sglang:num_transfer_failed_reqs_total 5\n",
+        );
+        let counts = (decode.waiting, decode.fetching, decode.failed_transfers);
+        assert_eq!(counts, (0.0, 3.0, 5.0));
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use super::follow::{Follower, Numbered, Step, Timed};
 use super::life::Life;
 use super::sockets::{Endpoint, Published, Subscription, replay, replay_address};
 use super::told::EventSource;
+use crate::config::EngineKind;
 
 /// Silence after which the engine is asked whether there was nothing to hear: a lost batch shows by the next one only.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -49,14 +50,15 @@ fn read(published: &Published) -> Numbered<Read> {
 }
 
 /// Follows until the life ends. Returns when another process of the server publishes: the life is over then.
-pub(crate) async fn follow(life: &Life, source: &EventSource, host: &str) -> &'static str {
-    let endpoint = match Endpoint::of_engine(&source.endpoint, host) {
-        Ok(endpoint) => endpoint,
-        Err(error) => {
-            tracing::warn!(%error, "cache events are not followed");
-            life.ended.cancelled().await;
-            return "the life has ended";
-        }
+pub(crate) async fn follow(
+    life: &Life,
+    source: &EventSource,
+    (kind, host): (EngineKind, &str),
+) -> &'static str {
+    let Ok(endpoint) = Endpoint::of_engine(kind, &source.endpoint, host) else {
+        // The card has said so.
+        life.ended.cancelled().await;
+        return "the life has ended";
     };
     let replays = source.replay.as_deref().and_then(|replay| {
         replay_address(replay, host)

@@ -124,7 +124,8 @@ impl Reporter {
             queued_tokens: whole(reading.waiting * prompt),
             running_sequences: narrow(reading.running),
             context_tokens: context,
-            queued_sequences: narrow(reading.waiting),
+            // Those whose KV is to come have no tokens to compute here.
+            queued_sequences: narrow(reading.waiting + reading.fetching),
             blocks: Some(wire::BlockCounts {
                 total: self.blocks,
                 free: self.blocks - used - cached,
@@ -137,7 +138,7 @@ impl Reporter {
                 leaked: beside.staging.leaked,
             }),
             step_remaining_milliseconds: 0.0,
-            leases_open: beside.leases,
+            leases_open: beside.leases.saturating_add(narrow(reading.unsent)),
             draining: beside.draining,
             late_reads: whole(reading.late_reads),
             failed_transfers: whole(reading.failed_transfers) + beside.failed,
@@ -167,7 +168,10 @@ fn learn(speed: &mut Speed, before: &Reading, now: &Reading, context: u64) {
     let computed = (now.computed - before.computed).max(0.0);
     let found = (now.found - before.found).max(0.0);
     let taken_over = (now.taken_over - before.taken_over).max(0.0);
-    let alone = before.waiting == 0.0 && now.waiting == 0.0 && taken_over == 0.0;
+    let waited = [before, now]
+        .iter()
+        .any(|reading| reading.waiting + reading.fetching > 0.0);
+    let alone = !waited && taken_over == 0.0;
     if let Some(seconds) = first.mean().filter(|_| alone && computed > 0.0) {
         let mut step = StepShape::default();
         step.add_chunk(narrow(computed / first.count), narrow(found / first.count));
@@ -250,6 +254,27 @@ mod tests {
         assert_eq!(counted, (1, 2, 4));
         assert!(load.draining);
         assert_eq!(reporter.report(reading, beside).load_sequence, 2);
+    }
+
+    #[test]
+    fn what_is_on_its_way_between_two_servers_is_queued_without_tokens_or_still_to_be_read() {
+        let reading = Reading {
+            waiting: 1.0,
+            fetching: 2.0,
+            unsent: 3.0,
+            prompts: Sum {
+                sum: 100.0,
+                count: 1.0,
+            },
+            ..Reading::default()
+        };
+        let beside = Beside {
+            leases: 4,
+            ..Beside::default()
+        };
+        let load = reporter().report(reading, beside);
+        assert_eq!((load.queued_sequences, load.queued_tokens), (3, 100));
+        assert_eq!(load.leases_open, 7);
     }
 
     /// Prompts of 1000 tokens take a second and steps take 40 ms: the costs come near, and a queue says nothing.

@@ -1,6 +1,7 @@
 //! What the tasks of a daemon beside a server share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) life: watch::Sender<Option<Arc<Life>>>,
     /// Why there is none, for whoever asks.
     absence: Mutex<String>,
+    /// A process of the server that had a life may still run: nobody has seen its port closed since.
+    may_run: AtomicBool,
     pub(crate) draining: watch::Sender<bool>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
@@ -35,6 +38,7 @@ impl Shared {
             config,
             life: watch::Sender::new(None),
             absence: Mutex::new("the server was not looked for yet".to_owned()),
+            may_run: AtomicBool::new(false),
             draining: watch::Sender::new(false),
             stop: CancellationToken::new(),
         })
@@ -53,6 +57,25 @@ impl Shared {
                 self.absence.lock()
             )
         })
+    }
+
+    pub(crate) fn begins(&self, life: &Arc<Life>) {
+        self.may_run.store(true, Ordering::Release);
+        self.life.send_replace(Some(Arc::clone(life)));
+    }
+
+    /// The life has ended. `gone`: with the process; else it may go on with what it was sent, and answers nobody who looks for it.
+    pub(crate) fn ends(&self, why: &str, gone: bool) {
+        if gone {
+            self.stopped();
+        }
+        self.absent(why);
+        self.life.send_replace(None);
+    }
+
+    /// Nothing listens at the server's port.
+    pub(crate) fn stopped(&self) {
+        self.may_run.store(false, Ordering::Release);
     }
 
     pub(crate) fn absent(&self, why: &str) {
@@ -91,7 +114,7 @@ impl Shared {
     }
 
     /// Says that it takes no more, and waits until the server runs nothing and its KV was read, at most so long. The server itself
-    /// goes on taking what it is sent: routers send it nothing.
+    /// goes on taking what it is sent: routers send it nothing. One that does not answer, with a long prompt say, is not empty.
     pub(crate) async fn drain(&self, at_most: Duration) -> bool {
         self.set_draining(true);
         let mut draining = self.draining.subscribe();
@@ -100,7 +123,12 @@ impl Shared {
             let mut last = None;
             while reports < EMPTY_REPORTS {
                 let Some(life) = self.current() else {
-                    return;
+                    if !self.may_run.load(Ordering::Acquire) {
+                        return;
+                    }
+                    (reports, last) = (0, None);
+                    tokio::time::sleep(LOOK).await;
+                    continue;
                 };
                 let load = *life.load.borrow();
                 let left = load.running_sequences + load.queued_sequences + load.leases_open;
@@ -157,20 +185,47 @@ mod tests {
         .unwrap()
     }
 
-    /// A drain that was answered while a peer still had KV to fetch would take it away.
-    #[tokio::test(start_paused = true)]
-    async fn a_drain_waits_for_the_readers_of_kv() {
+    fn shared() -> Arc<Shared> {
         let config = json!({
             "name": "p0", "pool": "prefill", "role": "Prefill", "model": {"name": "tiny"},
             "engine": {"type": "VLLM", "url": "http://127.0.0.1:8200"},
         });
-        let shared = Shared::new(serde_json::from_value(config).unwrap());
+        Shared::new(serde_json::from_value(config).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_nobody_is_not_empty_until_nothing_listens_at_its_port() {
+        let shared = shared();
+        let at_most = Duration::from_secs(60);
+        assert!(shared.drain(at_most).await, "there was never one");
+        let load = wire::Load {
+            running_sequences: 1,
+            ..wire::Load::default()
+        };
+        shared.begins(&life(&shared, load));
+        shared.ends("it has not answered within 5 s", false);
+        assert!(!shared.drain(at_most).await);
+        let drained = shared.drain(at_most);
+        let gone = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            shared.stopped();
+        };
+        assert!(tokio::join!(drained, gone).0);
+        shared.begins(&life(&shared, load));
+        shared.ends("its process began anew", true);
+        assert!(shared.drain(at_most).await);
+    }
+
+    /// A drain that was answered while a peer still had KV to fetch would take it away.
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_waits_for_the_readers_of_kv() {
+        let shared = shared();
         let load = wire::Load {
             leases_open: 1,
             ..wire::Load::default()
         };
         let life = life(&shared, load);
-        shared.life.send_replace(Some(Arc::clone(&life)));
+        shared.begins(&life);
         let reports = {
             let life = Arc::clone(&life);
             tokio::spawn(async move {

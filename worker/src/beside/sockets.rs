@@ -1,9 +1,12 @@
 //! The engine's ZeroMQ sockets: its published batches, its replays, and questions with one answer.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSocket, ZmqMessage};
+
+use crate::config::EngineKind;
 
 /// For a connection, and for each message of an answer: the engine answers between two steps.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,32 +33,63 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// As the engine names its own endpoint: with a wildcard it listens on all its addresses, and is reached at `host`.
+    /// As an engine of this kind names its own endpoint; where it listens on all its addresses, it is reached at `host`.
     ///
     /// # Errors
     /// It is not TCP.
-    pub(crate) fn of_engine(endpoint: &str, host: &str) -> Result<Self, SocketFailed> {
-        let Some((bound, port)) = endpoint
-            .strip_prefix("tcp://")
-            .and_then(|address| address.rsplit_once(':'))
-        else {
-            return Err(SocketFailed(format!(
-                "the engine publishes its events at {endpoint}: give it a tcp:// endpoint"
-            )));
-        };
-        Ok(match bound {
-            "*" | "[::]" | "::" | "0.0.0.0" => Self::Connect(format!("tcp://{host}:{port}")),
-            // Engines bind to a wildcard and connect to everything else.
-            _ => Self::Bind(endpoint.to_owned()),
+    pub(crate) fn of_engine(
+        kind: EngineKind,
+        endpoint: &str,
+        host: &str,
+    ) -> Result<Self, SocketFailed> {
+        let (bound, port) = tcp(endpoint)?;
+        // Both listen where the endpoint has an asterisk or two colons, and connect to everything else: to 0.0.0.0 as well.
+        let listens = bound.contains('*') || bound.contains("::");
+        // SGLang may be told to listen on any address, and does not say whether it was. Beside it both are tried, elsewhere one.
+        let elsewhere = kind == EngineKind::Sglang && bound == "0.0.0.0" && !is_here(host);
+        Ok(if elsewhere || (listens && is_wildcard(bound)) {
+            Self::Connect(format!("tcp://{host}:{port}"))
+        } else if listens {
+            Self::Connect(endpoint.to_owned())
+        } else {
+            Self::Bind(endpoint.to_owned())
         })
     }
 }
 
 /// Where the engine answers replays: it always listens there.
 pub(crate) fn replay_address(endpoint: &str, host: &str) -> Result<String, SocketFailed> {
-    match Endpoint::of_engine(endpoint, host)? {
-        Endpoint::Connect(address) | Endpoint::Bind(address) => Ok(address),
-    }
+    let (bound, port) = tcp(endpoint)?;
+    Ok(if is_wildcard(bound) {
+        format!("tcp://{host}:{port}")
+    } else {
+        endpoint.to_owned()
+    })
+}
+
+/// Host and port.
+fn tcp(endpoint: &str) -> Result<(&str, &str), SocketFailed> {
+    let address = endpoint.strip_prefix("tcp://");
+    address
+        .and_then(|address| address.rsplit_once(':'))
+        .ok_or_else(|| {
+            SocketFailed(format!(
+                "the engine publishes its events at {endpoint}: give it a tcp:// endpoint"
+            ))
+        })
+}
+
+/// All addresses of whoever listens there.
+fn is_wildcard(bound: &str) -> bool {
+    matches!(bound, "*" | "[::]" | "::" | "0.0.0.0")
+}
+
+fn is_here(host: &str) -> bool {
+    host == "localhost"
+        || host
+            .trim_matches(['[', ']'])
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 /// A subscription to everything that the engine publishes.
@@ -169,5 +203,86 @@ async fn timely<T>(
     match tokio::time::timeout(PATIENCE, wait).await {
         Ok(result) => result.map_err(failed),
         Err(_) => Err(failed(zeromq::ZmqError::Other("no answer within 5 s"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_side_that_the_engine_leaves_to_the_daemon_is_the_daemons() {
+        use EngineKind::{Sglang, Vllm};
+        let connect = |address: &str| Endpoint::Connect(address.to_owned());
+        let bind = |address: &str| Endpoint::Bind(address.to_owned());
+        for (kind, endpoint, host, expected) in [
+            (
+                Vllm,
+                "tcp://*:5557",
+                "10.0.0.7",
+                connect("tcp://10.0.0.7:5557"),
+            ),
+            (
+                Vllm,
+                "tcp://[::]:5557",
+                "127.0.0.1",
+                connect("tcp://127.0.0.1:5557"),
+            ),
+            // It listens on that one, and is not asked for by another name.
+            (
+                Vllm,
+                "tcp://[fd00::7]:5557",
+                "127.0.0.1",
+                connect("tcp://[fd00::7]:5557"),
+            ),
+            // No wildcard to vLLM: it connects to the machine that it runs on.
+            (
+                Vllm,
+                "tcp://0.0.0.0:5557",
+                "127.0.0.1",
+                bind("tcp://0.0.0.0:5557"),
+            ),
+            (
+                Vllm,
+                "tcp://127.0.0.1:5557",
+                "127.0.0.1",
+                bind("tcp://127.0.0.1:5557"),
+            ),
+            (
+                Sglang,
+                "tcp://*:5557",
+                "10.0.0.7",
+                connect("tcp://10.0.0.7:5557"),
+            ),
+            (
+                Sglang,
+                "tcp://0.0.0.0:5557",
+                "127.0.0.1",
+                bind("tcp://0.0.0.0:5557"),
+            ),
+            (
+                Sglang,
+                "tcp://0.0.0.0:5557",
+                "10.0.0.7",
+                connect("tcp://10.0.0.7:5557"),
+            ),
+        ] {
+            let found = Endpoint::of_engine(kind, endpoint, host).unwrap();
+            assert_eq!(found, expected, "{kind:?} {endpoint} at {host}");
+        }
+        let error = Endpoint::of_engine(Vllm, "ipc:///run/kv", "127.0.0.1").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("ipc:///run/kv: give it a tcp:// endpoint")
+        );
+    }
+
+    #[test]
+    fn replays_are_asked_for_where_the_engine_listens() {
+        let address = |endpoint| replay_address(endpoint, "10.0.0.7").unwrap();
+        assert_eq!(address("tcp://0.0.0.0:5558"), "tcp://10.0.0.7:5558");
+        assert_eq!(address("tcp://*:5558"), "tcp://10.0.0.7:5558");
+        assert_eq!(address("tcp://10.0.0.9:5558"), "tcp://10.0.0.9:5558");
     }
 }

@@ -114,15 +114,16 @@ impl Supervisor {
                 }
             };
             self.shared.metrics.registered(true);
-            self.shared.life.send_replace(Some(Arc::clone(&life)));
+            self.shared.begins(&life);
             tracing::info!(%worker, incarnation = %life.card.incarnation, version = %life.card.engine.version, "the server is registered");
             for notice in &life.card.notices {
                 tracing::warn!(%worker, "{notice}");
             }
             let start = reporter.process_start();
+            let engine = (self.shared.config.engine.kind, self.server.host());
             let (why, gone) = tokio::select! {
                 ended = self.poll(&life, reporter) => ended,
-                why = follow(&life, &sources, self.server.host()) => (why.to_owned(), true),
+                why = follow(&life, &sources, engine) => (why.to_owned(), true),
             };
             before = Some(Process { start, gone });
             life.ended.cancel();
@@ -131,8 +132,7 @@ impl Supervisor {
             }
             self.shared.metrics.take(&life);
             self.shared.metrics.registered(false);
-            self.shared.absent(&why);
-            self.shared.life.send_replace(None);
+            self.shared.ends(&why, gone);
             tracing::warn!(%worker, incarnation = %life.card.incarnation, why, "the server's life has ended: it is looked for again");
         }
     }
@@ -300,6 +300,7 @@ impl Supervisor {
                 Err(Untold::Wrong(why)) => return Err(why),
                 Err(Untold::NotYet(why)) => why,
                 Err(Untold::Absent(why)) => {
+                    self.shared.stopped();
                     if let Some(before) = &mut before {
                         before.gone = true;
                     }
@@ -448,9 +449,9 @@ impl Supervisor {
     }
 }
 
-async fn follow(life: &Life, sources: &[EventSource], host: &str) -> &'static str {
+async fn follow(life: &Life, sources: &[EventSource], engine: (EngineKind, &str)) -> &'static str {
     match sources {
-        [source] => listen::follow(life, source, host).await,
+        [source] => listen::follow(life, source, engine).await,
         _ => std::future::pending().await,
     }
 }

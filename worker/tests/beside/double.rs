@@ -34,6 +34,8 @@ pub(crate) struct Says {
     pub(crate) process_start: f64,
     pub(crate) running: u32,
     pub(crate) waiting: u32,
+    /// Of SGLang: computed, and not fetched yet.
+    pub(crate) unsent: u32,
     pub(crate) late_reads: u32,
     /// Its tokenizer is not that of its files.
     pub(crate) other_tokens: bool,
@@ -61,8 +63,8 @@ pub(crate) struct Engine {
 pub(crate) enum Publishes {
     /// The engine.
     Listening,
-    /// The daemon: the engine connects to this port.
-    To(u16),
+    /// The daemon: the engine connects to this address and port.
+    To(&'static str, u16),
     Nothing,
 }
 
@@ -88,8 +90,8 @@ impl Engine {
         if publishes != Publishes::Nothing {
             let mut socket = PubSocket::new();
             let endpoint = match publishes {
-                Publishes::To(port) => {
-                    let endpoint = format!("tcp://127.0.0.1:{port}");
+                Publishes::To(address, port) => {
+                    let endpoint = format!("tcp://{address}:{port}");
                     tasks.spawn(publish_to(endpoint.clone(), receiver));
                     endpoint
                 }
@@ -112,6 +114,7 @@ impl Engine {
             process_start: now(),
             running: 0,
             waiting: 0,
+            unsent: 0,
             late_reads: 0,
             other_tokens: false,
             sglang: None,
@@ -293,8 +296,9 @@ async fn metrics(State(says): Told) -> (StatusCode, String) {
 fn exposition(says: &Says) -> String {
     if says.sglang.is_some() {
         return format!(
-            "sglang:num_running_reqs{{tp_rank=\"0\"}} {}\nsglang:num_queue_reqs{{tp_rank=\"0\"}} {}\nsglang:token_usage 0.25\n",
-            says.running, says.waiting
+            "sglang:num_running_reqs{{tp_rank=\"0\"}} {}\nsglang:num_queue_reqs{{tp_rank=\"0\"}} {}\n\
+             sglang:num_prefill_inflight_queue_reqs{{tp_rank=\"0\"}} {}\nsglang:token_usage 0.25\n",
+            says.running, says.waiting, says.unsent
         );
     }
     let labels = "engine=\"0\",model_name=\"tiny\"";

@@ -34,17 +34,20 @@ async fn what_the_server_publishes_is_credited_before_and_after_the_router_came(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_connects_is_heard_too() {
-    let port = free_port().await;
-    let mut engine = Engine::start(0, Publishes::To(port)).await;
-    let daemon = daemon(config(engine.port, None)).await;
-    let mut router = Router::watch(&daemon).await;
-    let tokens = prompt(10, 3);
-    engine.publish(vec![stored(&[1, 2, 3], None, &tokens)]);
-    router
-        .until("a prompt", |router| router.credit(&tokens) == 3)
-        .await;
-    daemon.stop().await;
-    engine.end().await;
+    // To vLLM the second is no wildcard.
+    for address in ["127.0.0.1", "0.0.0.0"] {
+        let port = free_port().await;
+        let mut engine = Engine::start(0, Publishes::To(address, port)).await;
+        let daemon = daemon(config(engine.port, None)).await;
+        let mut router = Router::watch(&daemon).await;
+        let tokens = prompt(10, 3);
+        engine.publish(vec![stored(&[1, 2, 3], None, &tokens)]);
+        router
+            .until("a prompt", |router| router.credit(&tokens) == 3)
+            .await;
+        daemon.stop().await;
+        engine.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

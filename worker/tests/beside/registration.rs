@@ -151,6 +151,7 @@ async fn without_the_models_files_what_cannot_be_seen_is_unknown_or_declared() {
         card.notices
     );
     assert!(told("model.source is absent"));
+    assert!(told("tokenizer: unverified: model.source is absent"));
     daemon.stop().await;
     engine.end().await;
 }
@@ -233,6 +234,23 @@ async fn a_drain_lasts_until_the_server_runs_nothing() {
     assert!(report.contains("\"drained\":true"), "{report}");
     daemon.stop().await;
     engine.end().await;
+}
+
+/// A long prompt keeps a server from answering: its life ends, and its answers go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_end_because_the_server_answers_nobody() {
+    let engine = Engine::start(0, Publishes::Nothing).await;
+    engine.set(|says| says.running = 1);
+    let daemon = daemon(config(engine.port, None)).await;
+    let mut router = Router::watch(&daemon).await;
+    engine.set(|says| says.healthy = false);
+    router.ended().await;
+    let (_, report) = get(&daemon, "/drain?waitSeconds=2").await;
+    assert!(report.contains("\"drained\":false"), "{report}");
+    let drained = get(&daemon, "/drain?waitSeconds=60");
+    let ((_, report), ()) = tokio::join!(drained, engine.end());
+    assert!(report.contains("\"drained\":true"), "{report}");
+    daemon.stop().await;
 }
 
 /// A kubelet that restarts a server calls its `preStop`, and with it the drain, although the pod stays.

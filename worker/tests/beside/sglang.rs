@@ -72,6 +72,29 @@ async fn a_prefill_server_is_registered_when_its_ranks_are() {
     engine.end().await;
 }
 
+/// It runs nothing any more, and a decode server has still to take what it computed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_server_is_not_empty_while_its_kv_is_on_its_way() {
+    let engine = Engine::start(0, Publishes::Nothing).await;
+    engine.set(|says| {
+        says.sglang = Some("prefill");
+        says.unsent = 1;
+    });
+    let folder = model_folder();
+    let daemon = daemon(config(engine.port, folder.path())).await;
+    Router::watch(&daemon).await;
+    let (_, report) = get(&daemon, "/drain?waitSeconds=4").await;
+    assert!(
+        report.contains("\"drained\":false") && report.contains("\"leasesOpen\":1"),
+        "{report}"
+    );
+    engine.set(|says| says.unsent = 0);
+    let (_, report) = get(&daemon, "/drain?waitSeconds=60").await;
+    assert!(report.contains("\"drained\":true"), "{report}");
+    daemon.stop().await;
+    engine.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_in_another_mode_ends_the_daemon_with_a_sentence() {
     let engine = Engine::start(0, Publishes::Nothing).await;

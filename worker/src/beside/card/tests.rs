@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::beside::exposition::Reading;
+use crate::beside::told::EventSource;
 
 fn config(change: impl FnOnce(&mut Value)) -> WorkerConfig {
     let mut json = json!({
@@ -158,16 +159,25 @@ fn the_format_of_the_cache_is_the_servers_word_before_anybody_elses() {
     let declared = config(|json| json["engine"]["dtype"] = "F16".into());
     let folder = folder();
     assert_eq!(dtype(&plain, &told(), None), (None, FactSource::Unknown));
+    // The server may have been told another than its files say.
     assert_eq!(
         dtype(&plain, &told(), Some(&folder)),
-        (some("BF16"), FactSource::Observed)
+        (some("BF16"), FactSource::Declared)
     );
+    let scales = |told: &Told| {
+        let scales = card(&plain, told, None, Some(&folder))
+            .identity
+            .quantization;
+        (scales.known().cloned(), scales.source())
+    };
+    assert_eq!(scales(&told()), (some("None"), FactSource::Declared));
     assert_eq!(
         dtype(&declared, &told(), Some(&folder)),
         (some("F16"), FactSource::Declared)
     );
     let mut developing = told();
     developing.dtype = Some("torch.float16".into());
+    assert_eq!(scales(&developing), (some("None"), FactSource::Observed));
     assert_eq!(
         dtype(&plain, &developing, Some(&folder)),
         (some("F16"), FactSource::Observed)
@@ -217,6 +227,52 @@ fn contradictions_are_said_with_both_values() {
         !notices.iter().any(|notice| notice.contains("declared is")),
         "{notices:?}"
     );
+}
+
+#[test]
+fn what_is_assumed_and_why_no_prefix_is_credited_is_said() {
+    let source = |endpoint: &str| EventSource {
+        endpoint: endpoint.to_owned(),
+        replay: None,
+    };
+    let notices = |told: &Told, text: TextCheck| {
+        let found = Found {
+            incarnation: Incarnation(1),
+            told,
+            handshake: None,
+            folder: None,
+            text,
+            control_address: "10.0.0.7:7000".into(),
+            url: "http://10.0.0.7:8200".into(),
+            side_channel: None,
+            bootstrap: None,
+        };
+        write(&config(|_| {}), found).notices
+    };
+    let mut silent = told();
+    silent.events = vec![source("ipc:///run/kv")];
+    let reason = "sample text 1: at place 1".to_owned();
+    let said = notices(&silent, TextCheck::Unverified { reason });
+    for words in [
+        "capacity.maxSequences: the server does not say how many requests it runs at once: 256 is assumed",
+        "events: the engine publishes its events at ipc:///run/kv: give it a tcp:// endpoint",
+        "tokenizer: unverified: sample text 1: at place 1: no prefix is credited",
+    ] {
+        assert!(
+            said.iter().any(|notice| notice.starts_with(words)),
+            "{words}: {said:?}"
+        );
+    }
+    let mut told = silent;
+    told.events = vec![source("tcp://*:5557")];
+    told.max_sequences = Some(48);
+    let said = notices(&told, TextCheck::Verified);
+    for word in ["capacity", "events", "tokenizer: "] {
+        assert!(
+            !said.iter().any(|notice| notice.starts_with(word)),
+            "{word}: {said:?}"
+        );
+    }
 }
 
 fn config_of_the_right_server() -> WorkerConfig {
