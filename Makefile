@@ -27,7 +27,7 @@ cluster: images ## two real nodes with GPUs said to be there, Baton's charts on 
 	$(CLUSTER) load --directory $(CLUSTER_STATE) target/images/*.tar
 	$(CLUSTER) deploy --directory $(CLUSTER_STATE) examples/cluster/quickstart.yaml
 
-cluster-env: ## eval "$$(make -s cluster-env)": KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ADMIN
+cluster-env: ## eval "$$(make -s cluster-env)": KUBECONFIG, PATH with kubectl, helm and kubectl-baton, BATON_URL, BATON_ROUTER, BATON_ADMIN
 	@$(CLUSTER) env --directory $(CLUSTER_STATE)
 
 cluster-down: ## ends the cluster that `make cluster` started

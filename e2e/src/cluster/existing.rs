@@ -19,7 +19,10 @@ use crate::told;
 
 /// All that tests make outside of namespaces, and their namespaces. What is there before is not theirs, and so they do not begin.
 const MADE: [(&str, &[&str]); 4] = [
-    ("namespaces", &["baton", "elsewhere", "other", "shown"]),
+    (
+        "namespaces",
+        &["baton", "elsewhere", "other", "shown", "team-a", "team-b"],
+    ),
     (
         "customresourcedefinitions",
         &[
