@@ -98,8 +98,8 @@ fn bodies_that_lack_their_last_byte_stay_within_the_bound() {
         );
 
         let request = r#"{"model":"tiny","prompt":[5,6,7],"max_tokens":3,"ignore_eos":true"#;
-        let width = HELD_BYTES - 1;
-        let almost = format!("{request:<width$}");
+        let mut almost = request.to_owned();
+        almost.extend(std::iter::repeat_n(' ', HELD_BYTES - 1 - request.len()));
         let (address, almost) = (router.api.address(), almost.as_str());
         let hold = move |_| async move {
             let framing = format!("content-length: {HELD_BYTES}");
