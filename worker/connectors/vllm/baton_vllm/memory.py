@@ -54,19 +54,26 @@ class Shared:
         """Takes over the file descriptor."""
         self.file = file
         self.shape = shape
-        size = os.fstat(file).st_size
-        if size < shape.total:
+        try:
+            size = os.fstat(file).st_size
+            if size < shape.total:
+                raise ValueError(f"the shared memory has {size} bytes, {shape.total} are needed")
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self._map = mmap.mmap(file, shape.total, flags=mmap.MAP_SHARED, prot=protection)
+        except BaseException:
             os.close(file)
-            raise ValueError(f"the shared memory has {size} bytes, {shape.total} are needed")
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map = mmap.mmap(file, shape.total, flags=mmap.MAP_SHARED, prot=protection)
+            raise
         self._view = memoryview(self._map)
 
     @classmethod
     def inbox(cls, shape: Shape) -> "Shared":
         """New memory that only this process writes. Sealed, so that the daemon does not die on memory that was taken away."""
         file = os.memfd_create("baton-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(file, shape.total)
+        try:
+            os.ftruncate(file, shape.total)
+        except BaseException:
+            os.close(file)
+            raise
         inbox = cls(file, shape, writable=True)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)

@@ -160,6 +160,9 @@ class SchedulerSide:
             for name in output.preempted_req_ids or ():
                 self._give_up(name)
             for new in output.scheduled_new_reqs:
+                if (taking := self._taking.get(new.req_id)) and taking.begun:
+                    # Its blocks have come, or will not: vLLM waits for that before it schedules it.
+                    del self._taking[new.req_id]
                 if handing := self._handing.get(new.req_id):
                     handing.blocks = list(new.block_ids[0])
                     handing.computed = new.num_computed_tokens + output.num_scheduled_tokens[new.req_id]
@@ -175,12 +178,15 @@ class SchedulerSide:
         return metadata
 
     def reset(self) -> bool:
-        """vLLM clears its cache, as when its weights change: nothing that was computed before is handed over or taken."""
+        """vLLM clears its cache, as when its weights change: nothing that was computed before is handed over or taken. False
+        while blocks of a prompt may still be filled with what was: vLLM tells whoever asked that the cache is not cleared."""
         for request in self._forget():
             self._daemon.send({"type": "cancel", "request": request})
         # Without a daemon, or when it does not take this, the connection is lost, and with it all that the daemon had.
         self._daemon.send({"type": "reset"})
-        return True
+        with self._lock:
+            # Those that had not begun were forgotten above.
+            return not self._taking
 
     def finished(self, request: "Request", whole: bool) -> tuple[bool, dict[str, Any] | None]:
         """The request is over; `whole` says that it was not aborted. Whether its blocks are still being copied, and what its answer
@@ -225,10 +231,14 @@ class SchedulerSide:
     def _give_up(self, name: str) -> None:
         """Its blocks are taken from it: what was published is withdrawn, and its reader computes the prompt."""
         handing = self._handing.get(name)
-        if handing is not None and not handing.refused:
-            # The worker's half forgets it, and will not say when its blocks have been copied.
-            handing.refused, handing.descriptor, handing.begun = True, None, False
+        if handing is None:
+            return
+        if handing.begun:
+            # Refused or not, its blocks may be on their way out. The worker's half forgets it, and will not say when they have been copied.
+            handing.begun = False
             self._dropped.append(name)
+        if not handing.refused:
+            handing.refused, handing.descriptor = True, None
             self._daemon.send({"type": "cancel", "request": name})
 
 

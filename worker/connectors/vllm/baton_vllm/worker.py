@@ -81,9 +81,10 @@ class WorkerSide:
     # ---- What the daemon says ---------------------------------------------------------------------------------------
 
     def hello(self) -> tuple[Message, int | None]:
-        if self._inbox is not None:
-            # Of a call that was turned away.
-            self._inbox.close()
+        # That of a call that was turned away. Forgotten first: the next one may not come about, and its number be another file's by then.
+        old, self._inbox = self._inbox, None
+        if old is not None:
+            old.close()
         self._inbox = Shared.inbox(self._inbox_shape)
         layout = {
             "blockSize": self._layout.block_size,

@@ -1,7 +1,9 @@
 """Frames, shared memory and the order of bytes in a block."""
 
 import mmap
+import os
 import unittest
+import unittest.mock
 
 import torch
 
@@ -34,8 +36,6 @@ class Memory(unittest.TestCase):
         self.assertEqual(Shape(3, 100).total, 8192)
 
     def test_an_inbox_cannot_shrink_and_its_pieces_are_apart(self) -> None:
-        import os
-
         inbox = Shared.inbox(Shape(3, 100))
         inbox.piece(1)[:] = b"\x07" * 100
         self.assertEqual(bytes(inbox.piece(0)) + bytes(inbox.piece(2)), bytes(200))
@@ -45,6 +45,16 @@ class Memory(unittest.TestCase):
         with self.assertRaises(TypeError):
             reader.piece(1)[0] = 1
         self.assertRaises(ValueError, Shared, os.dup(inbox.file), Shape(3, 10 * mmap.PAGESIZE), False)
+
+    def test_a_file_that_cannot_be_mapped_is_closed(self) -> None:
+        closed: list[int] = []
+        with (
+            unittest.mock.patch("baton_vllm.memory.mmap.mmap", side_effect=OSError("no memory")),
+            unittest.mock.patch("baton_vllm.memory.os.close", closed.append),
+        ):
+            self.assertRaises(OSError, Shared.inbox, Shape(3, 100))
+        self.assertEqual(len(closed), 1)
+        os.close(closed[0])
 
 
 def caches(blocks: int = 5, layers: int = 12) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """The two halves beside a daemon that this test plays."""
 
+import os
 import time
 import unittest
 import unittest.mock
@@ -105,6 +106,27 @@ class Scheduler(unittest.TestCase):
         # What was begun may still be copied: vLLM waits for that before it frees the blocks.
         self.assertEqual(self.side.finished(begun, whole=True), (True, None))
         self.opened(request("next", 10, REMOTE_DECODE))
+
+    def test_a_cache_is_not_cleared_while_blocks_are_on_their_way_into_it(self) -> None:
+        prompt = request("r", 10, REMOTE_PREFILL)
+        self.side.arrived(prompt)
+        self.side.matched(prompt, 0)
+        self.side.allocated(prompt, [20, 21, 22], 10)
+        self.side.step(step())
+        self.assertFalse(self.side.reset())
+        until("what has not begun is cleared all the same", lambda: self.daemon.kinds()[-1:] == ["reset"])
+        # They have come: the prompt is scheduled.
+        self.side.step(step([new("r", [20, 21, 22], 9)], tokens={"r": 1}))
+        self.assertTrue(self.side.reset())
+        self.assertEqual(self.side.matched(prompt, 0), (0, False))
+
+    def test_blocks_that_are_on_their_way_out_are_let_go_of_although_nobody_reads_them(self) -> None:
+        prompt = request("r", 10, REMOTE_DECODE)
+        self.opened(prompt)
+        self.side.step(step([new("r", [7, 8, 9])], tokens={"r": 6}))
+        self.side.reset()
+        self.assertEqual(self.side.step(step(preempted={"r"})).dropped, ["r"])
+        self.assertEqual(self.side.finished(prompt, whole=False), (False, None))
 
     def test_without_a_daemon_a_cache_is_cleared_too(self) -> None:
         self.daemon.close()
@@ -248,6 +270,19 @@ class Worker(unittest.TestCase):
             self.side.computed(BatonMetadata(publish=[Publish("r", [(0, 7)], True)]))
             until("its reader need not wait", lambda: self.daemon.kinds()[-1] == "cancel")
         self.assertNotIn("seal", self.daemon.kinds())
+
+    def test_an_inbox_is_closed_once_although_the_next_one_does_not_come_about(self) -> None:
+        side = WorkerSide(self.daemon.path, self.layout, "e", "0")
+        _, file = side.hello()
+        closed: list[int] = []
+        with (
+            unittest.mock.patch("baton_vllm.memory.os.memfd_create", side_effect=OSError("too many files")),
+            unittest.mock.patch("baton_vllm.memory.os.close", closed.append),
+        ):
+            self.assertRaises(OSError, side.hello)
+            self.assertRaises(OSError, side.hello)
+        self.assertEqual(closed, [file])
+        os.close(closed[0])
 
     def test_what_was_computed_before_there_was_a_daemon_holds_nothing_up(self) -> None:
         side = WorkerSide(self.daemon.path, self.layout, "e", "0")
