@@ -12,12 +12,17 @@ use crate::kv::{CacheScope, Proof, Reservation, Reserve};
 
 /// Prompts under way at a time: more than an engine computes at once, and a bound on what it can make this process remember.
 const MOST: usize = 4096;
+/// Milliseconds that a prompt of which a block has come waits for its next one, or its seal: a reader waits no longer either. A longer
+/// lease is waited for.
+const QUIET: u64 = 60_000;
 
 /// One prompt under way.
 #[derive(Debug)]
 struct Handing {
     tokens: Vec<u32>,
     reservation: Reservation,
+    /// When its last block came, by the pool's clock. Until the first has, the prompt may wait for its turn for as long as it likes.
+    published: Option<u64>,
 }
 
 /// All of them, by the engine's id of the request.
@@ -82,6 +87,7 @@ impl Handings {
             Handing {
                 tokens,
                 reservation,
+                published: None,
             },
         );
         Ok((first, descriptor))
@@ -116,6 +122,7 @@ impl Handings {
             self.0.remove(request);
             return Err(format!("block {index} is not in the inbox"));
         };
+        handing.published = Some(pool.now());
         let size = pool.store().geometry().block_size;
         // The last block may be partly filled: it is published with the seal. What the engine had behind its last token goes with
         // it, unread at the other end: which bytes of a block are which token's is the attention kernel's affair (on a CPU, keys
@@ -136,11 +143,24 @@ impl Handings {
     }
 
     /// Those under way are still computed, or wait to be: their leases run anew. Whoever will read them comes only with the engine's
-    /// answer, so nobody else keeps them until then. One that has ended stays so.
-    pub(super) fn extend(&self, service: &Service) {
-        for handing in self.0.values() {
-            service.pool.extend_lease(&handing.reservation);
-        }
+    /// answer, so nobody else keeps them until then. One that has ended stays so. One of which nothing came for too long has neither seal
+    /// nor cancel to come, as when copies hang on a device: it is given up, and its reader hears of it.
+    pub(super) fn extend(&mut self, service: &Service) {
+        let (pool, now) = (&service.pool, service.pool.now());
+        let quiet = QUIET.max(service.lease_milliseconds);
+        self.0.retain(|request, handing| {
+            let since = handing.published.map_or(0, |last| now.saturating_sub(last));
+            if since > quiet {
+                tracing::warn!(
+                    request,
+                    milliseconds = since,
+                    "a prompt is not handed over: none of its blocks came for so long"
+                );
+                return false;
+            }
+            pool.extend_lease(&handing.reservation);
+            true
+        });
     }
 
     /// All blocks are there: from now on the lease alone holds them, for all of its duration.

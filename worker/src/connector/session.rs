@@ -11,7 +11,7 @@ use std::time::Duration;
 use baton_protocol::ids::RunId;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::handing::Handings;
 use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
@@ -19,6 +19,7 @@ use super::socket::{Caller, Listener, Peer};
 use super::taking::Takings;
 use super::{Service, Worker};
 use crate::kv::KvPool;
+use crate::kv::lease::look_every;
 use crate::transport::memory::Shape;
 use crate::transport::memory::view::View;
 
@@ -26,6 +27,8 @@ use crate::transport::memory::view::View;
 const HEARD: usize = 256;
 /// Connections that have not said hello: an engine opens two.
 const GREETINGS: usize = 16;
+/// For what is said when everything ends. Whoever stopped it waits some seconds.
+const LEAVING: Duration = Duration::from_secs(1);
 /// Why an engine is not served any longer.
 const UNREAD: &str = "it does not read what it is told";
 
@@ -66,7 +69,7 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     let mut leaving = JoinSet::new();
     let mut life: Option<Life> = None;
     let mut lives = 0;
-    let mut extending = interval(extended_every(service.lease_milliseconds));
+    let mut extending = interval(look_every(service.lease_milliseconds));
     extending.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let told = async {
@@ -91,8 +94,9 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                 }
                 Err(error) => tracing::warn!(%error, "an engine could not connect"),
             },
-            _ = extending.tick() => if let Some(life) = &life {
+            _ = extending.tick() => if let Some(life) = &mut life {
                 life.handings.extend(&service);
+                service.worker.changed();
             },
             said = told => if let Some(said) = said
                 && life.as_ref().is_some_and(|life| !life.say(Half::Worker, said))
@@ -168,11 +172,9 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     if let Some(life) = life {
         life.end(&service, &mut leaving);
     }
-}
-
-/// Four times in a lease: a tick that is late by half of it costs nothing.
-fn extended_every(lease_milliseconds: u64) -> Duration {
-    Duration::from_millis((lease_milliseconds / 4).clamp(20, 1000))
+    // Owners whose leases were read hear of it. An engine that keeps its connection open is not waited for any longer.
+    let left = async { while leaving.join_next().await.is_some() {} };
+    let _ = timeout(LEAVING, left).await;
 }
 
 fn over(life: &mut Option<Life>, why: &str, service: &Service, leaving: &mut JoinSet<()>) {

@@ -155,9 +155,20 @@ pub async fn give_back(
     generation: Generation,
     reader: &Reader,
 ) {
+    // Whether this reader's claim was granted, or heard, is not known here: it may be asked again.
+    tell(client, lease, generation, reader, false).await;
+}
+
+/// Tells an owner that nobody reads. Only its claimant ends a lease: one that is not known to be `claimed` is claimed first.
+async fn tell(
+    client: &dyn LeaseClient,
+    lease: LeaseId,
+    generation: Generation,
+    reader: &Reader,
+    claimed: bool,
+) {
     let told = async {
-        // Only its claimant ends a lease. Whether this reader's claim was granted, or heard, is not known here: it may be asked again.
-        if let Ok(Ok(_)) = client.claim(lease, generation, reader).await {
+        if claimed || matches!(client.claim(lease, generation, reader).await, Ok(Ok(_))) {
             let transfer = &reader.transfer;
             let _ = client.complete(lease, generation, transfer, false).await;
         }
@@ -339,12 +350,10 @@ impl<'a> Intake<'a> {
         if !self.claimed || nobody {
             return;
         }
-        let transfer = &self.options.reader.transfer;
-        let told =
-            self.client
-                .complete(self.handoff.lease, self.handoff.generation, transfer, false);
-        // Without an answer the lease expires.
-        let _ = timeout(FAREWELL, told).await;
+        let Handoff {
+            lease, generation, ..
+        } = *self.handoff;
+        tell(self.client, lease, generation, &self.options.reader, true).await;
     }
 }
 

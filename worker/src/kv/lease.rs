@@ -15,6 +15,7 @@ mod histories;
 mod tests;
 
 use std::fmt;
+use std::time::Duration;
 
 use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::{Generation, Incarnation, LeaseId, RunId, TransferId, WorkerId};
@@ -23,6 +24,12 @@ use tokio::sync::watch;
 
 use self::one_sided::Reads;
 use super::store::BlockId;
+
+/// Between two looks at leases of so many milliseconds, to extend or to reap them: a quarter of a lease, so that a look may come late by
+/// half of one; a second where that is less, and 20 ms where it is more.
+pub(crate) fn look_every(lease_milliseconds: u64) -> Duration {
+    Duration::from_millis((lease_milliseconds / 4).clamp(20, 1000))
+}
 
 /// What opens a lease.
 #[derive(Clone, Debug)]

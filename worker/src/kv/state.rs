@@ -151,9 +151,8 @@ impl PoolState {
         transfer: &TransferId,
         now: u64,
     ) -> Result<OneSidedRead, Gone> {
-        let alive = self.leases.alive(lease, now)?;
-        alive.check_reader(generation, transfer)?;
-        Ok(alive.reads.begin(lease))
+        let readable = self.leases.readable(lease, generation, transfer, now)?;
+        Ok(readable.reads.begin(lease))
     }
 
     /// The backend reported a terminal state of a one-sided read, or its connection is torn down. Returns how many references

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::daemon::Daemon;
+use crate::kv::lease::look_every;
 
 /// Between reports under load (design/30: at 50 ms late reports cost nothing; at a second they do).
 const UNDER_LOAD: Duration = Duration::from_millis(50);
@@ -35,9 +36,9 @@ pub(crate) async fn report(daemon: Arc<Daemon>) {
     }
 }
 
-/// Frees what expired leases hold and forgets results that nobody will ask for, every second or four times a lease.
+/// Frees what expired leases hold and forgets results that nobody will ask for.
 pub(crate) async fn reap(daemon: Arc<Daemon>) {
-    let period = Duration::from_millis((daemon.lease_duration / 4).clamp(20, 1000));
+    let period = look_every(daemon.lease_duration);
     loop {
         tokio::select! {
             () = daemon.stop.cancelled() => return,

@@ -44,6 +44,28 @@ async fn a_prompt_that_waits_and_is_computed_for_longer_than_its_lease_is_handed
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_of_which_no_more_blocks_come_is_given_up() {
+    let clock = Arc::new(ManualClock::default());
+    let source = daemon_by(Arc::clone(&clock) as Arc<dyn Clock>, None, None).await;
+    let mut prefill = engine(&source, "p").await;
+    prefill.open("r", &tokens(10));
+    prefill.publish("r", 0);
+    clock.advance(LEASE - 1000);
+    tokio::time::sleep(EXTENDED).await;
+    assert_eq!(source.pool.lease_counts().open, 1, "its copies are slow");
+    // Extended a second ago: nothing but the silence ends it.
+    clock.advance(1001);
+    leases_end(&source).await;
+    until("nothing is held for it", || {
+        source.pool.counts().active == 0
+    })
+    .await;
+    // What comes all the same is nobody's.
+    prefill.publish("r", 1);
+    assert_eq!(prefill.open("next", &tokens(10))["type"], "opened");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_its_seal_a_lease_runs_its_whole_duration_and_no_longer() {
     let clock = Arc::new(ManualClock::default());
     let source = daemon_by(Arc::clone(&clock) as Arc<dyn Clock>, None, None).await;
@@ -86,6 +108,19 @@ async fn an_engine_that_goes_gives_the_leases_that_it_reads_back() {
     ask_for(&mut decode, "r", 10, &opened["descriptor"]);
     until("it is read", || target.pool.counts().active == 3).await;
     drop(decode);
+    leases_end(&source).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_stops_gives_the_leases_that_it_reads_back() {
+    let source = daemon(None, None).await;
+    let target = daemon(Some(&source.pool), None).await;
+    let mut prefill = engine(&source, "p").await;
+    let mut decode = engine(&target, "d").await;
+    let opened = prefill.open("r", &tokens(10));
+    ask_for(&mut decode, "r", 10, &opened["descriptor"]);
+    until("it is read", || target.pool.counts().active == 3).await;
+    target.stop.cancel();
     leases_end(&source).await;
 }
 

@@ -132,6 +132,19 @@ impl LeaseTable {
         }
     }
 
+    /// As [`Self::alive`], for the reader that has claimed it.
+    pub(crate) fn readable(
+        &mut self,
+        id: LeaseId,
+        generation: Generation,
+        transfer: &TransferId,
+        now: u64,
+    ) -> Result<&mut Lease, Gone> {
+        let lease = self.alive(id, now)?;
+        lease.check_reader(generation, transfer)?;
+        Ok(lease)
+    }
+
     /// The lease, expired or not, until the reaper ends it.
     pub(crate) fn live_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
         self.live.get_mut(&id)
@@ -202,10 +215,7 @@ impl LeaseTable {
         verified: bool,
         now: u64,
     ) -> (Completion, Option<Ended>) {
-        let legal = self
-            .alive(id, now)
-            .and_then(|lease| lease.check_reader(generation, transfer));
-        if legal.is_ok() {
+        if self.readable(id, generation, transfer, now).is_ok() {
             if !verified {
                 self.counters.unverified += 1;
             }
@@ -289,12 +299,8 @@ impl LeaseTable {
         index: u32,
         now: u64,
     ) -> Next {
-        let lease = match self.alive(id, now) {
-            Ok(lease) => lease,
-            Err(gone) => return Next::Gone(gone),
-        };
-        match lease.check_reader(generation, transfer) {
-            Ok(()) => lease.next(index),
+        match self.readable(id, generation, transfer, now) {
+            Ok(lease) => lease.next(index),
             Err(gone) => Next::Gone(gone),
         }
     }
@@ -307,8 +313,7 @@ impl LeaseTable {
         transfer: &TransferId,
         now: u64,
     ) -> Result<watch::Receiver<u64>, Gone> {
-        let lease = self.alive(id, now)?;
-        lease.check_reader(generation, transfer)?;
+        let lease = self.readable(id, generation, transfer, now)?;
         Ok(lease.changed.subscribe())
     }
 

@@ -71,11 +71,7 @@ impl PoolState {
         found: &mut Vec<ManifestEntry>,
         now: u64,
     ) -> Result<Next, Unpromised> {
-        let lease = self.leases.alive(lease, now).and_then(|lease| {
-            lease.check_reader(generation, transfer)?;
-            Ok(lease)
-        });
-        let lease = match lease {
+        let lease = match self.leases.readable(lease, generation, transfer, now) {
             Ok(lease) => lease,
             Err(gone) => return Ok(Next::Gone(gone)),
         };

@@ -194,9 +194,6 @@ impl Serving<'_> {
             let then = self
                 .look(next, &mut found)
                 .map_err(|unpromised| malformed(&unpromised.to_string()))?;
-            if let Next::Gone(gone) = then {
-                return Ok(Frame::Ended(Why::Gone(gone)));
-            }
             for entry in &found {
                 self.connection.write(&Frame::Located {
                     index: next,
