@@ -74,6 +74,21 @@ impl Server {
         self.ask(Method::GET, path, None).await
     }
 
+    /// Looks by the clock, and returns once it could not be connected to so many times in a row: its process is not there. Asks it
+    /// nothing.
+    pub(crate) async fn gone(&self, every: Duration, times: u32) {
+        let mut absent = 0;
+        while absent < times {
+            tokio::time::sleep(every).await;
+            let connecting = self.network.connect(&self.authority);
+            absent = match tokio::time::timeout(PATIENCE, connecting).await {
+                Ok(Err(_)) => absent + 1,
+                // It is connected to, or does not come to it.
+                Ok(Ok(_)) | Err(_) => 0,
+            };
+        }
+    }
+
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Answer, Unanswered> {
         self.ask(Method::POST, path, Some(body)).await
     }

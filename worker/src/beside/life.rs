@@ -64,6 +64,19 @@ impl Life {
         }))
     }
 
+    /// Ends it for all who follow it, and waits for what its connector has to say to others.
+    pub(crate) async fn end(&self) {
+        self.ended.cancel();
+        if let Some(staging) = &self.staging {
+            staging.closed().await;
+        }
+    }
+
+    /// Routers are to send it nothing: it drains, or what it computed could not be handed over.
+    pub(crate) fn takes_none(&self) -> bool {
+        *self.draining.borrow() || self.staging.as_ref().is_some_and(Staging::takes_none)
+    }
+
     /// Changes the index, and tells watchers of it.
     pub(crate) fn with_index<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let (result, last) = {

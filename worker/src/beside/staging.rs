@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_protocol::card::{Card, TransportOffer};
+use baton_protocol::card::{Card, Role, TransportOffer};
 use baton_protocol::failure::HandoffFailure;
 use baton_protocol::hash::HashKey;
 use baton_protocol::identity::Fact;
@@ -23,6 +23,7 @@ use crate::connector::{Layout, Listener, Service, Worker};
 use crate::kv::clock::Clock;
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
+use crate::kv::lease::look_every;
 use crate::kv::lease::table::{LeaseCounters, LeaseCounts};
 use crate::kv::{BlockCounts, Geometry, KvPool};
 use crate::serve::StartError;
@@ -36,8 +37,8 @@ use crate::transport::fault::Fault;
 /// How long the end of a staging's tasks is waited for: their sockets are needed for the next one.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// For the plug-in to call again, after the first call that told its blocks. It does within 0.5 s, or after the 5 s that it waits for
-/// an answer to a call that nobody took while the server was loading.
+/// For the plug-in to call again, after the first call that told its blocks, before the server is registered without. It does within
+/// 0.5 s, or after the 5 s that it waits for an answer to a call that nobody took while the server was loading.
 const JOINING: Duration = Duration::from_secs(20);
 
 /// What the stagings of all lives are made from.
@@ -92,8 +93,8 @@ impl Place {
         }
     }
 
-    /// Writes into the card what the plug-in said, and serves its blocks until `stop`. Returns once the plug-in is served: a prompt that
-    /// the server takes before is not handed over.
+    /// Writes into the card what the plug-in said, and serves its blocks until `stop`. Returns once the plug-in is served, as a prompt
+    /// that the server takes before is not handed over, or when it has not been for [`JOINING`]: see [`Staging::takes_none`].
     ///
     /// # Errors
     /// A sentence: there is no memory, or no transport.
@@ -170,8 +171,8 @@ impl Place {
         if !around.joined(JOINING).await {
             tracing::warn!(
                 worker = %config.name,
-                "engine.connectorSocket: BatonConnector has called once and not again: prompts are not handed over until it does; see the \
-                 server's log"
+                "engine.connectorSocket: BatonConnector has called once and not again: prompts are not handed over until it does, and a \
+                 prefill server is sent none; see the server's log"
             );
         }
         Ok(Staging {
@@ -209,6 +210,12 @@ impl Staging {
         let counts = self.pool.lease_counts();
         let expired = self.pool.lease_counters().expired;
         (counts.total(), expired)
+    }
+
+    /// No plug-in is served, and so the server's prompts would be computed for nobody: a prefill server is to be sent none. One that
+    /// decodes computes its own.
+    pub(crate) fn takes_none(&self) -> bool {
+        self.around.shared.config.role == Role::Prefill && !*self.around.joined.borrow()
     }
 
     /// Its blocks by owner.
@@ -291,7 +298,8 @@ impl Worker for Around {
         self.joined.send_replace(true);
     }
 
-    /// The life ends when the server does not answer any more; a plug-in that only lost its connection makes another.
+    /// The life ends when the server does not answer any more; a plug-in that only lost its connection makes another, and
+    /// [`Staging::takes_none`] until then.
     fn engine_gone(&self) {
         self.joined.send_replace(false);
     }
@@ -299,7 +307,7 @@ impl Worker for Around {
 
 /// Frees what expired leases hold.
 async fn reap(pool: KvPool, lease_milliseconds: u64, stop: CancellationToken) {
-    let period = Duration::from_millis((lease_milliseconds / 4).clamp(20, 1000));
+    let period = look_every(lease_milliseconds);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

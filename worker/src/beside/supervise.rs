@@ -71,6 +71,9 @@ pub(crate) struct Supervisor {
     pub(crate) place: Option<Place>,
 }
 
+/// A life, and what follows it.
+type Registered = (Arc<Life>, Reporter, Vec<EventSource>);
+
 /// All that was found out of a life before its card is written.
 struct Facts {
     told: Told,
@@ -95,7 +98,12 @@ impl Supervisor {
     pub(crate) async fn run(self) -> Result<(), GivenUp> {
         let stop = self.shared.stop.clone();
         tokio::select! {
-            () = stop.cancelled() => Ok(()),
+            () = stop.cancelled() => {
+                if let Some(life) = self.shared.current() {
+                    life.end().await;
+                }
+                Ok(())
+            }
             given_up = self.live() => Err(given_up),
         }
     }
@@ -126,10 +134,7 @@ impl Supervisor {
                 why = follow(&life, &sources, engine) => (why.to_owned(), true),
             };
             before = Some(Process { start, gone });
-            life.ended.cancel();
-            if let Some(staging) = &life.staging {
-                staging.closed().await;
-            }
+            life.end().await;
             self.shared.metrics.take(&life);
             self.shared.metrics.registered(false);
             self.shared.ends(&why, gone);
@@ -138,14 +143,28 @@ impl Supervisor {
     }
 
     /// Waits for the server, and finds out what it is. `before`: its process in the last life.
-    async fn register(
-        &self,
-        mut before: Option<Process>,
-    ) -> Result<(Arc<Life>, Reporter, Vec<EventSource>), String> {
+    async fn register(&self, mut before: Option<Process>) -> Result<Registered, String> {
+        loop {
+            if let Some(registered) = self.found(&mut before).await? {
+                return Ok(registered);
+            }
+            // Its process is gone while its plug-in was waited for.
+            self.shared.stopped();
+            if let Some(before) = &mut before {
+                before.gone = true;
+            }
+        }
+    }
+
+    /// As [`Self::register`]; none where the server goes before its plug-in is served.
+    async fn found(&self, before: &mut Option<Process>) -> Result<Option<Registered>, String> {
         let (found, folder) = tokio::join!(self.wait(before.as_mut()), self.folder());
         let (told, handshake) = found?;
         let start = told.metrics.process_start;
-        if before.is_some_and(|before| before.gone || before.start != start) {
+        if before
+            .as_ref()
+            .is_some_and(|before| before.gone || before.start != start)
+        {
             self.shared.began_anew();
         }
         let facts = Facts {
@@ -166,13 +185,13 @@ impl Supervisor {
         let ended = CancellationToken::new();
         let staging = match &self.place {
             None => None,
-            Some(place) => {
-                let seconds = self.shared.config.engine.start_timeout_seconds;
-                self.shared.absent("engine.connectorSocket: the server is there, and its BatonConnector has not called yet");
-                let layout = place.layout(Duration::from_secs(seconds)).await?;
-                let opened = place.open(&self.shared, layout, &mut card, ended.clone());
-                Some(opened.await?)
-            }
+            Some(place) => tokio::select! {
+                staged = self.staged(place, &mut card, ended.clone()) => Some(staged?),
+                () = self.server.gone(LOOK, ABSENT) => {
+                    ended.cancel();
+                    return Ok(None);
+                }
+            },
         };
         let prior = unknown_worker();
         let capacity = &card.capacity;
@@ -181,7 +200,7 @@ impl Supervisor {
         let load = reporter.report(
             facts.told.metrics.clone(),
             Beside {
-                draining: *draining.borrow(),
+                draining: *draining.borrow() || staging.as_ref().is_some_and(Staging::takes_none),
                 ..Beside::default()
             },
         );
@@ -202,7 +221,19 @@ impl Supervisor {
             (staging, ended),
         )
         .map_err(|error| format!("card: {error}: report this as a bug"))?;
-        Ok((life, reporter, facts.told.events))
+        Ok(Some((life, reporter, facts.told.events)))
+    }
+
+    async fn staged(
+        &self,
+        place: &Place,
+        card: &mut Card,
+        ended: CancellationToken,
+    ) -> Result<Staging, String> {
+        let patience = Duration::from_secs(self.shared.config.engine.start_timeout_seconds);
+        self.shared.absent("engine.connectorSocket: the server is there, and its BatonConnector has not called yet");
+        let layout = place.layout(patience).await?;
+        place.open(&self.shared, layout, card, ended).await
     }
 
     fn index_settings(&self, card: &Card) -> Settings {
@@ -410,7 +441,7 @@ impl Supervisor {
                 cached,
                 counts,
                 gaps: life.gaps.load(Ordering::Relaxed),
-                draining: *self.shared.draining.borrow(),
+                draining: life.takes_none(),
             };
             let before = life.load.borrow().late_reads;
             let load = reporter.report(reading, beside);

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_protocol::card::Role;
 use baton_worker::beside::start::Running;
 use baton_worker::transport::memory::Shape;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -74,13 +75,14 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// A server with the plug-in, and the daemon beside it.
-async fn started(folder: &Path) -> (Engine, Running, PathBuf) {
+async fn started(folder: &Path, role: Role) -> (Engine, Running, PathBuf) {
     let engine = Engine::start(0, Publishes::Nothing).await;
     let path = folder.join("connector.sock");
     let mut config = config(engine.port, None);
     config.engine.connector = baton_worker::config::Connector::Baton;
     config.engine.connector_socket = Some(path.clone());
     config.kv_pool.blocks = Some(16);
+    config.role = role;
     config.check().unwrap();
     (engine, daemon(config).await, path)
 }
@@ -101,7 +103,7 @@ async fn tells(daemon: &Running, path: &str, wanted: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_registered_once_its_plug_in_is_served() {
     let folder = tempfile::tempdir().unwrap();
-    let (engine, daemon, path) = started(folder.path()).await;
+    let (engine, daemon, path) = started(folder.path(), Role::Decode).await;
     // Whoever asks why there is no worker learns what it waits for.
     tells(&daemon, "/readyz", &["BatonConnector has not called yet"]).await;
 
@@ -134,7 +136,7 @@ async fn a_server_is_registered_once_its_plug_in_is_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_hand_offs_hold_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    let (engine, daemon, path) = started(folder.path()).await;
+    let (engine, daemon, path) = started(folder.path(), Role::Decode).await;
     let _ = blocking(&path, worker).await;
     let (mut scheduler, answer) = blocking(&path, scheduler).await;
     assert_eq!(answer["type"], "welcome", "{answer}");
@@ -184,4 +186,72 @@ async fn what_hand_offs_hold_is_told() {
     tells(&daemon, "/v1/load", &["\"leasesOpen\":0", "\"leased\":0"]).await;
     daemon.stop().await;
     engine.end().await;
+}
+
+/// Both halves of a plug-in, once the daemon serves them.
+async fn served(path: &Path) -> (UnixStream, UnixStream) {
+    let (scheduler, answer) = blocking(path, scheduler).await;
+    assert_eq!(answer["type"], "welcome", "{answer}");
+    let (worker, answer) = blocking(path, worker).await;
+    assert_eq!(answer["type"], "welcome", "{answer}");
+    (scheduler, worker)
+}
+
+/// What it would compute for others was computed for nobody. One that decodes computes for itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_server_is_sent_nothing_while_its_plug_in_is_gone() {
+    for role in [Role::Prefill, Role::Decode] {
+        let folder = tempfile::tempdir().unwrap();
+        let (engine, daemon, path) = started(folder.path(), role).await;
+        let _ = blocking(&path, worker).await;
+        let halves = served(&path).await;
+        let mut router = Router::watch(&daemon).await;
+        router
+            .until("a report", |router| router.load.load_sequence > 0)
+            .await;
+        assert!(!router.load.draining, "{role:?}");
+
+        drop(halves);
+        tells(&daemon, "/readyz", &["ready"]).await;
+        if role == Role::Prefill {
+            router
+                .until("its plug-in is gone", |router| router.load.draining)
+                .await;
+        } else {
+            let last = router.load.load_sequence;
+            router
+                .until("two reports", |router| {
+                    assert!(!router.load.draining, "it can decode");
+                    router.load.load_sequence >= last + 3
+                })
+                .await;
+        }
+        let _halves = served(&path).await;
+        router
+            .until("another plug-in", |router| !router.load.draining)
+            .await;
+        daemon.stop().await;
+        engine.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_with_a_server_whose_plug_in_never_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, daemon, path) = started(folder.path(), Role::Prefill).await;
+    let _ = blocking(&path, worker).await;
+    let halves = served(&path).await;
+    let mut router = Router::watch(&daemon).await;
+    // It is only away, and registered no more until its plug-in calls.
+    engine.set(|says| says.healthy = false);
+    router.ended().await;
+    engine.set(|says| says.healthy = true);
+    drop(halves);
+    tells(&daemon, "/readyz", &["BatonConnector has not called yet"]).await;
+    let (_, report) = get(&daemon, "/drain?waitSeconds=1").await;
+    assert!(report.contains("\"drained\":false"), "{report}");
+    let drained = get(&daemon, "/drain?waitSeconds=50");
+    let ((_, report), ()) = tokio::join!(drained, engine.end());
+    assert!(report.contains("\"drained\":true"), "{report}");
+    daemon.stop().await;
 }
