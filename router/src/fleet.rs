@@ -297,7 +297,7 @@ impl Workers {
                     );
                     let fetches = &mut inner.fetches;
                     let links = fetches.reported(id, incarnation, *load_sequence, failed, others);
-                    self.heed(id, rises, &links, now);
+                    self.heed(id, rises, links.as_deref(), now);
                 }
                 inner.own.reported(id, incarnation, *load_sequence);
             }
@@ -311,8 +311,9 @@ impl Workers {
         result
     }
 
-    /// An engine's counters have risen. `links`: that transfers to it were under way over; where none is known, every link to it counts.
-    fn heed(&self, id: &WorkerId, rises: Rises, links: &[LinkUse], now: Moment) {
+    /// An engine's counters have risen. `links`: that transfers to it were under way over; where nothing is known of them, every link to
+    /// it counts.
+    fn heed(&self, id: &WorkerId, rises: Rises, links: Option<&[LinkUse]>, now: Moment) {
         if rises == Rises::default() {
             return;
         }
@@ -335,10 +336,9 @@ impl Workers {
                 .engine_failed_transfers
                 .inc_by(rises.failed_transfers);
             let failed = rises.failed_transfers;
-            if links.is_empty() {
-                self.learning.failed_to(&member.path, failed, now);
-            } else {
-                self.learning.failed_over(links, failed, now);
+            match links {
+                Some(links) => self.learning.failed_over(links, failed, now),
+                None => self.learning.failed_to(&member.path, failed, now),
             }
         }
     }
@@ -366,6 +366,11 @@ impl Workers {
         } else {
             inner.fetches.ended(worker, ticket, last);
         }
+    }
+
+    /// It has failed by the engine's own word, and its link was told.
+    pub(crate) fn fetch_charged(&self, worker: &WorkerId, ticket: FetchTicket) {
+        self.inner.lock().fetches.charged(worker, ticket);
     }
 
     /// What the reports of the worker have said of it, and how old the last one is.

@@ -78,6 +78,11 @@ impl Fetch {
         workers.fetch_over(worker, *ticket, true);
     }
 
+    /// It has failed, and counts against its link already.
+    pub(super) fn charged(&self) {
+        self.0.workers.fetch_charged(&self.0.worker, self.0.ticket);
+    }
+
     /// Once the answer has ended: how many transfers have failed, if the worker says so in time and no other can be meant.
     async fn ended(&self) -> Option<u64> {
         self.over();

@@ -29,6 +29,8 @@ struct Fetching {
     ticket: FetchTicket,
     incarnation: Incarnation,
     link: Option<LinkUse>,
+    /// It failed by the engine's own word, which has counted against the link: what the engine counts of it does not again.
+    charged: bool,
     seen: Seen,
     /// The worker's last report when the answer had begun: the KV had been fetched by then, or given up.
     over: Option<u64>,
@@ -57,6 +59,7 @@ impl Fetches {
             ticket,
             incarnation,
             link,
+            charged: false,
             seen: Seen {
                 failed: Some(0),
                 settled: false,
@@ -76,6 +79,11 @@ impl Fetches {
         });
     }
 
+    /// It has failed, and counts against its link already.
+    pub fn charged(&mut self, worker: &WorkerId, ticket: FetchTicket) {
+        self.change(worker, ticket, |fetching| fetching.charged = true);
+    }
+
     /// Nobody asks for it any more. Until reports have come that must count it, what they count may be of it all the same.
     pub fn ended(&mut self, worker: &WorkerId, ticket: FetchTicket, last_report: u64) {
         self.change(worker, ticket, |fetching| {
@@ -85,7 +93,8 @@ impl Fetches {
     }
 
     /// A report: by how much its count of failed transfers has risen. `others`: routers that are not this one send the worker requests
-    /// too. Gives the links that the failed ones may have gone over, each once; none where nothing is known.
+    /// too. Gives the links that the failed ones may have gone over, each once, without those that were charged; `None` where nothing is
+    /// known.
     pub fn reported(
         &mut self,
         worker: &WorkerId,
@@ -93,13 +102,11 @@ impl Fetches {
         load_sequence: u64,
         failed: u64,
         others: bool,
-    ) -> Vec<LinkUse> {
-        let Some(fetches) = self.workers.get_mut(worker) else {
-            return Vec::new();
-        };
+    ) -> Option<Vec<LinkUse>> {
+        let fetches = self.workers.get_mut(worker)?;
         // Of another process of the engine nothing is heard any more.
         fetches.retain(|fetching| fetching.incarnation == incarnation);
-        let mut links: Vec<LinkUse> = Vec::new();
+        let mut links: Option<Vec<LinkUse>> = None;
         if failed > 0 {
             let under_way = fetches.iter_mut().filter(|fetching| !fetching.seen.settled);
             let mut under_way: Vec<&mut Fetching> = under_way.collect();
@@ -112,10 +119,11 @@ impl Fetches {
                 }
             }
             for fetching in under_way.iter().filter(|_| !others) {
-                if let Some(link) = &fetching.link
-                    && !links.contains(link)
-                {
-                    links.push(link.clone());
+                if let Some(link) = &fetching.link {
+                    let links = links.get_or_insert_default();
+                    if !fetching.charged && !links.contains(link) {
+                        links.push(link.clone());
+                    }
                 }
             }
         }
@@ -194,7 +202,7 @@ mod tests {
             self.fetches.begins(&self.worker, FIRST, Some(link(source)))
         }
 
-        fn reported(&mut self, sequence: u64, failed: u64) -> Vec<LinkUse> {
+        fn reported(&mut self, sequence: u64, failed: u64) -> Option<Vec<LinkUse>> {
             self.fetches
                 .reported(&self.worker, FIRST, sequence, failed, false)
         }
@@ -210,13 +218,13 @@ mod tests {
         let mut known = Known::new();
         let first = known.begins("a");
         known.fetches.over(&known.worker, first, 5);
-        assert!(known.reported(6, 0).is_empty());
+        assert_eq!(known.reported(6, 0), None);
         assert_eq!(known.seen(first), (Some(0), false), "made before its end");
-        assert_eq!(known.reported(7, 2), [link("a")]);
+        assert_eq!(known.reported(7, 2), Some(vec![link("a")]));
         assert_eq!(known.seen(first), (Some(2), true));
         // What comes later is not of it, though its record is not kept yet.
         let second = known.begins("b");
-        assert_eq!(known.reported(8, 1), [link("b")]);
+        assert_eq!(known.reported(8, 1), Some(vec![link("b")]));
         assert_eq!(known.seen(first), (Some(2), true));
         assert_eq!(known.seen(second), (Some(1), false));
     }
@@ -226,9 +234,9 @@ mod tests {
         let mut known = Known::new();
         let (one, other) = (known.begins("a"), known.begins("b"));
         let again = known.begins("a");
-        assert!(known.reported(1, 0).is_empty());
+        assert_eq!(known.reported(1, 0), None);
         assert_eq!(known.seen(one), (Some(0), false), "none has failed so far");
-        assert_eq!(known.reported(2, 1), [link("a"), link("b")]);
+        assert_eq!(known.reported(2, 1), Some(vec![link("a"), link("b")]));
         for ticket in [one, other, again] {
             assert_eq!(known.seen(ticket).0, None);
         }
@@ -240,13 +248,28 @@ mod tests {
         let gone = known.begins("a");
         known.fetches.ended(&known.worker, gone, 5);
         let next = known.begins("b");
-        assert_eq!(known.reported(6, 1), [link("a"), link("b")]);
+        assert_eq!(known.reported(6, 1), Some(vec![link("a"), link("b")]));
         assert_eq!(known.seen(next).0, None);
         known.reported(7, 0);
-        assert_eq!(known.reported(8, 1), [link("b")]);
+        assert_eq!(known.reported(8, 1), Some(vec![link("b")]));
         known.fetches.ended(&known.worker, next, 8);
         known.reported(10, 0);
         assert!(known.fetches.workers.is_empty(), "nothing is kept");
+    }
+
+    #[test]
+    fn one_whose_failure_was_said_is_not_counted_against_its_link_again() {
+        let mut known = Known::new();
+        let failed = known.begins("a");
+        known.fetches.charged(&known.worker, failed);
+        known.fetches.ended(&known.worker, failed, 5);
+        assert_eq!(
+            known.reported(6, 1),
+            Some(Vec::new()),
+            "known, and told: no other link is to blame"
+        );
+        known.begins("b");
+        assert_eq!(known.reported(7, 1), Some(vec![link("b")]));
     }
 
     #[test]
@@ -254,10 +277,10 @@ mod tests {
         let mut known = Known::new();
         let ticket = known.begins("a");
         let links = known.fetches.reported(&known.worker, FIRST, 1, 0, true);
-        assert!(links.is_empty());
+        assert_eq!(links, None);
         assert_eq!(known.seen(ticket), (Some(0), false));
         let links = known.fetches.reported(&known.worker, FIRST, 2, 1, true);
-        assert!(links.is_empty(), "it may have been another's");
+        assert_eq!(links, None, "it may have been another's");
         assert_eq!(known.seen(ticket), (None, false));
     }
 

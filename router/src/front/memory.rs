@@ -5,7 +5,7 @@
 //! | what | bytes | why |
 //! |---|---|---|
 //! | connections | [`CONNECTION`] each | 32 KiB of head or body, 32 KiB of answer and the frame that filled it, TLS, tasks; the first 16 KiB of a body |
-//! | requests in flight or in line | [`REQUEST`] each | stop strings, 256 events with log-probabilities, streams to two workers |
+//! | requests in flight or in line | [`REQUEST`] each | stop strings, 256 events with log-probabilities, streams to two workers; of one that is passed on, what opens its answer |
 //! | bodies being read | 3 · 32 · `max_body_bytes` | counted above their first 16 KiB; a growing buffer has its old copy beside it |
 //! | reading and tokenising | 128 · `max_body_bytes` | [`AMPLIFICATION`] · the bodies that are parsed and tokenised now |
 //! | tokens of what prompts have in common | [`SEGMENTS`] | for each model that is kept compiled; dropped as others come |
@@ -13,6 +13,10 @@
 //! | prompts and whole answers | [`HELD`] | counted when a run begins, and as its answer grows |
 //!
 //! [`FrontConfig::memory_bound`] adds them up. A request that finds no memory is answered 503, and others go on.
+//!
+//! Not in it is what an engine may send, which clients choose in part: an event of a stream is held until it is whole, in up to four copies
+//! of at most 16 MiB (`dispatch::http::frames::LONGEST`). A token's event has some hundred bytes. The first one has eight for each token of
+//! the prompt under `return_token_ids`: 1 MiB for a prompt of 128,000 tokens.
 
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@ mod keeping;
 #[allow(dead_code)]
 #[path = "../faults/obedient.rs"]
 mod obedient;
+mod opening;
 mod pull;
 mod room;
 #[allow(dead_code)]

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use baton_placement::policy::Policy;
+use baton_protocol::wire::{self, watch_event};
 
 use crate::engine::{Call, Engine};
 use crate::front::{Served, end};
 use crate::pull::{ANSWER, prefill_answer};
+use crate::router::until;
 use crate::{NIXL, pair, policy};
 
 /// What an engine does with a leg.
@@ -25,10 +27,6 @@ enum Does {
     OpensAndFails,
     /// Begins a stream and dies before anything of the answer.
     DiesInStream,
-    /// The same after the role.
-    OpensAndDies,
-    /// Says the role, and nothing within the time that the policy allows.
-    OpensAndSleeps,
     /// Says nothing within the time that the policy allows.
     Sleeps,
 }
@@ -65,17 +63,12 @@ async fn do_it(does: Does, mut call: Call, asleep: &mut Vec<Call>) {
             call.end().await;
         }
         Does::OpensAndFails => {
-            open(&mut call).await;
+            call.begin().await;
+            call.chunk(ROLE).await;
+            // Time for the role to be passed on, if anybody does.
+            tokio::time::sleep(Duration::from_millis(20)).await;
             call.chunk(FAILED).await;
             call.end().await;
-        }
-        Does::OpensAndDies => {
-            open(&mut call).await;
-            call.hang_up().await;
-        }
-        Does::OpensAndSleeps => {
-            open(&mut call).await;
-            asleep.push(call);
         }
         Does::DiesInStream => {
             call.begin().await;
@@ -86,21 +79,15 @@ async fn do_it(does: Does, mut call: Call, asleep: &mut Vec<Call>) {
     }
 }
 
-/// The role of a chat's answer, and time for it to be passed on if anybody does.
-async fn open(call: &mut Call) {
-    call.begin().await;
-    call.chunk(ROLE).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-}
-
-const ROLE: &[u8] =
+/// What a chat's answer opens with.
+pub(crate) const ROLE: &[u8] =
     b"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
-const FAILED: &[u8] =
+pub(crate) const FAILED: &[u8] =
     b"data: {\"error\":{\"message\":\"KV load failed\",\"code\":500}}\n\ndata: [DONE]\n\n";
 const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
-fn impatient() -> Policy {
+pub(crate) fn impatient() -> Policy {
     let mut policy = policy();
     policy.timeouts.reserve_seconds = 0.2;
     policy.timeouts.prefill_start_seconds = 0.2;
@@ -142,12 +129,7 @@ async fn play(
 ) {
     let what = format!("prefill {prefill:?}, decode {decode:?}, stream {stream}");
     // Completions open with nothing.
-    let opens = [
-        Does::OpensAndFails,
-        Does::OpensAndDies,
-        Does::OpensAndSleeps,
-    ];
-    let (path, prompt) = if decode.is_some_and(|does| opens.contains(&does)) {
+    let (path, prompt) = if decode == Some(Does::OpensAndFails) {
         let messages = r#""messages":[{"role":"user","content":"a"}]"#;
         ("/v1/chat/completions", messages)
     } else {
@@ -212,8 +194,7 @@ async fn play(
 #[tokio::test]
 async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
     use Does::{
-        Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, OpensAndDies, OpensAndFails,
-        OpensAndSleeps, Says, Sleeps,
+        Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, OpensAndFails, Says, Sleeps,
     };
     let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
     let lost = Then::Whole(Some("prefill-lost"));
@@ -239,15 +220,8 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
         (None, Some(FailsInStream), true, engine),
         (None, Some(OpensAndFails), true, engine),
         (None, Some(DiesInStream), true, gone),
-        (None, Some(OpensAndDies), true, gone),
         (None, Some(Dies), false, gone),
         (None, Some(Sleeps), true, Then::Whole(Some("timeout"))),
-        (
-            None,
-            Some(OpensAndSleeps),
-            true,
-            Then::Whole(Some("timeout")),
-        ),
     ];
     for (prefill, decode, stream, then) in cases {
         play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
@@ -271,4 +245,39 @@ async fn without_a_budget_the_engines_own_words_are_the_answer_where_there_are_a
         let then = Then::Error(status);
         play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
     }
+}
+
+/// vLLM answers 500 and raises its counter, too: two reports of one failure.
+#[tokio::test]
+async fn a_transfer_that_an_engine_both_says_and_counts_speaks_once_against_its_link() {
+    let mut policy = impatient();
+    policy.topology.breaker.failures = 2;
+    let (served, mut p, mut d) = pair(&policy, NIXL).await;
+    let body = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":false}"#;
+    let reply = served.post("Disaggregated", "/v1/completions", body);
+    p.call()
+        .await
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    d.call().await.answer(500, "application/json", b"{}").await;
+    answer_whole(&mut d).await;
+    assert_eq!(end(reply).await.status, 200);
+    for (load_sequence, running_sequences) in [(2, 0), (3, 5)] {
+        let load = wire::Load {
+            load_sequence,
+            running_sequences,
+            failed_transfers: 1,
+            ..wire::Load::default()
+        };
+        d.daemon.tell(0, watch_event::Event::Load(load));
+    }
+    until("both reports have come", || {
+        let view = served.router.workers.view();
+        view.fleet.workers.running_sequences.contains(&5)
+    })
+    .await;
+    let text = served.router.metrics.text().unwrap();
+    assert!(text.contains("baton_engine_failed_transfers_total 1"));
+    let now = served.router.workers.clock.now();
+    assert_eq!(served.router.learning.link_counts(now).open, 0);
 }

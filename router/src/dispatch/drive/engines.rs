@@ -421,6 +421,10 @@ impl Drive {
             self.shared
                 .learning
                 .transfer_failed(&link, pass, policy, now);
+            // The engine counts it, too: its next report is not to count against the link once more.
+            if let Some(fetch) = &self.progress.actual.fetch {
+                fetch.charged();
+            }
             self.shared.workers.learnt_more();
         }
         attempt.held.give_back_pass();

@@ -1,6 +1,7 @@
 //! What an engine's answer says besides its text: whether it is one, how it ended, how many tokens it has.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use baton_protocol::sse::{Event, MESSAGE};
 use serde::Deserialize;
@@ -36,6 +37,9 @@ pub struct Counts {
 pub struct Said {
     /// It has text, a call of a tool, or anything else of the answer.
     pub content: bool,
+    /// It is of an answer that the engine makes, be there something of it yet or not: a chat's role, which comes with the first token, or
+    /// a token that a parser holds back.
+    pub choice: bool,
     /// It is the last.
     pub done: bool,
     /// The engine has failed: its words.
@@ -82,6 +86,10 @@ struct Choice<'a> {
     delta: Option<Delta<'a>>,
     #[serde(borrow)]
     text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    logprobs: Option<&'a RawValue>,
+    #[serde(borrow)]
+    token_ids: Option<&'a RawValue>,
 }
 
 /// The parts of a chat's answer.
@@ -132,9 +140,23 @@ impl Choice<'_> {
                 delta.refusal,
             ]
         });
-        let mut parts = parts.into_iter().flatten().chain([self.text]).flatten();
-        self.finish_reason.is_some() || parts.any(|part| !["\"\"", "[]"].contains(&part.get()))
+        let mut parts = parts
+            .into_iter()
+            .flatten()
+            .chain([self.text, self.token_ids])
+            .flatten();
+        self.finish_reason.is_some() || parts.any(says) || self.logprobs.is_some_and(has_entries)
     }
+}
+
+fn says(part: &RawValue) -> bool {
+    !["null", "\"\"", "[]", "{}"].contains(&part.get())
+}
+
+/// Log-probabilities of a token: engines send them also while a parser holds its text back.
+fn has_entries(logprobs: &RawValue) -> bool {
+    let parts = serde_json::from_str::<HashMap<String, &RawValue>>(logprobs.get());
+    parts.is_ok_and(|parts| parts.into_values().any(says))
 }
 
 /// What an event of a stream says.
@@ -166,6 +188,7 @@ pub fn said(json: &[u8]) -> Said {
         .find_map(|choice| choice.finish_reason.clone());
     Said {
         content: choices.iter().any(Choice::has_content),
+        choice: !choices.is_empty(),
         done: false,
         error: body.error.map(words),
         finish: finish.map(Cow::into_owned),
@@ -216,13 +239,28 @@ mod tests {
     #[test]
     fn an_event_that_only_opens_the_answer_is_no_content() {
         let opening = r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#;
-        assert_eq!(data(opening), Said::default());
+        let opened = Said {
+            choice: true,
+            ..Said::default()
+        };
+        assert_eq!(data(opening), opened);
+        for nothing in [
+            r#"{"choices":[{"delta":{},"logprobs":{"content":[]},"token_ids":[]}]}"#,
+            r#"{"choices":[{"text":"","logprobs":{"tokens":[],"top_logprobs":null},"token_ids":null}]}"#,
+        ] {
+            assert_eq!(data(nothing), opened, "{nothing}");
+        }
+        assert_eq!(data(r#"{"choices":[]}"#), Said::default());
         for content in [
             r#"{"choices":[{"delta":{"content":"["},"finish_reason":null}]}"#,
             r#"{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}"#,
             r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#,
             r#"{"choices":[{"text":" a"}]}"#,
             r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#,
+            // Tokens that a parser of tools or of reasoning holds back.
+            r#"{"choices":[{"delta":{},"logprobs":{"content":[{"token":"a","logprob":-0.1}]}}]}"#,
+            r#"{"choices":[{"text":"","logprobs":{"tokens":["a"],"top_logprobs":null}}]}"#,
+            r#"{"choices":[{"delta":{},"logprobs":null,"token_ids":[151643]}]}"#,
         ] {
             assert!(data(content).content, "{content}");
         }

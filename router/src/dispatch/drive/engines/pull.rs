@@ -127,14 +127,15 @@ impl Drive {
     }
 }
 
-/// It has answered, and kept nothing for a reader: of this request, which says nothing of the way to others.
+/// It has answered, and kept nothing for a reader: of this request, which says nothing of the way to others. Of Baton's connector the answer
+/// does not say why.
 fn kept_nothing(engine: &Engine) -> Failure {
     let worker = &engine.worker;
     let (cause, why) = match engine.split {
         // Its daemon registers no server that has not the connector.
         Split::Baton { .. } => (
             Refusal::PoolFull.word(),
-            "its staging had no room (kvPool.blocks of its pool), or BatonConnector does not hand over a request like this",
+            "its staging had no room (kvPool.blocks of its pool), its engine preempted the prompt or cleared its cache, its daemon was lost or did not answer within 0.5 s, or BatonConnector does not hand over a request like this",
         ),
         _ => (
             HandoffFailure::NoTransport.word(),

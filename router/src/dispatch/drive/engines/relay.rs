@@ -12,7 +12,7 @@ use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
 use crate::dispatch::http::answer::{Said, event, said};
 use crate::dispatch::http::engine::head;
-use crate::dispatch::http::frames::{Frames, LONGEST};
+use crate::dispatch::http::frames::Frames;
 use crate::dispatch::http::pool::Answer;
 use crate::dispatch::http::verdict::{Asked, Verdict, of_refusal, of_words};
 use crate::dispatch::progress::Party;
@@ -20,6 +20,8 @@ use crate::run::{EngineHead, EngineRefusal, PIECE, RunEvent};
 
 /// Bytes of an error's body: more says no more.
 pub(super) const LONGEST_REFUSAL: usize = 1 << 20;
+/// So much of a stream waits for its first content; with room to grow it is within a request's memory (`front::memory`).
+const LONGEST_OPENING: usize = 128 << 10;
 /// Of an answer in one piece so many bytes are kept to read its counts from. Longer ones are passed on uncounted.
 pub(super) const COUNTED: usize = 4 << 20;
 
@@ -107,9 +109,10 @@ impl Drive {
         &mut self,
         answer: &mut Answer,
         head: EngineHead,
-        call: Call<'_>,
+        mut call: Call<'_>,
         attempt: &mut OnEngines,
     ) -> Result<Ending, Stop> {
+        let asked = call.asked;
         let mut frames = Frames::default();
         let mut heard = Heard::default();
         let mut head = Some(head);
@@ -117,7 +120,7 @@ impl Drive {
         // failed, so it waits for what follows it.
         let mut opening = BytesMut::new();
         let limits = attempt.limits;
-        let first_until = Instant::now() + first_event(call.asked, &limits);
+        let mut first_until = Instant::now() + first_event(asked, &limits);
         loop {
             let limit = if attempt.begun {
                 limits.token
@@ -142,22 +145,24 @@ impl Drive {
                 let first = said.iter().find(|said| said.says_something());
                 if let Some(words) = first.and_then(|first| first.error.clone()) {
                     // The client has seen nothing: another attempt may do better.
-                    return Err(Stop::Failed(of_words(
-                        &call.engine.worker,
-                        call.asked,
-                        &words,
-                    )));
+                    return Err(Stop::Failed(of_words(&call.engine.worker, asked, &words)));
                 }
-                opening.extend_from_slice(&ready);
-                ready = if first.is_some() || opening.len() > LONGEST {
-                    opening.split().freeze()
-                } else {
-                    Bytes::new()
-                };
+                if said.iter().any(|said| said.choice) {
+                    // It computes the answer, so it has the KV: what becomes of it now says nothing of the way that the KV came, unless
+                    // the engine says so in words. A role comes with the first token, and a model may think unseen after it.
+                    call.asked = Asked::Whole;
+                    first_until = first_until.max(Instant::now() + limits.token);
+                }
+                if first.is_none() && opening.len() + ready.len() <= LONGEST_OPENING {
+                    opening.extend_from_slice(&ready);
+                    ready = Bytes::new();
+                }
             }
             self.hear(&said, &mut heard, call.party, attempt);
             if !ready.is_empty() {
-                self.pass_on(head.take(), ready, attempt).await?;
+                let opened = std::mem::take(&mut opening).freeze();
+                self.pass_on(head.take(), opened, attempt).await?;
+                self.pass_on(None, ready, attempt).await?;
             }
         }
         let rest = frames.rest();
