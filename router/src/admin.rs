@@ -37,8 +37,8 @@ use crate::run::Dispatch;
 use readiness::Readiness;
 use token::Token;
 
-/// A run that has just ended may not be recorded yet: its record is waited for.
-const RECORD_WITHIN: Duration = Duration::from_secs(2);
+/// A run that has just ended may not be recorded yet: its record is waited for, which for reports of a worker waits three seconds at most.
+const RECORD_WITHIN: Duration = Duration::from_secs(4);
 /// Records of one answer, unless asked otherwise.
 const LAST: usize = 20;
 

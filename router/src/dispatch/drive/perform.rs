@@ -87,10 +87,12 @@ impl Drive {
             self.count_states();
             if !self.told && stop_open {
                 match self.sink.stop.try_recv() {
-                    Ok(counted) => return AttemptEnding::Run(Ending::Stopped(counted)),
-                    // The handle is being dropped: the client is gone.
-                    Err(TryRecvError::Closed) => stop_open = false,
                     Err(TryRecvError::Empty) => {}
+                    counted => {
+                        if let Some(ending) = stopped(counted.ok(), &mut stop_open) {
+                            return ending;
+                        }
+                    }
                 }
             }
             if self.hears(performance) {
@@ -110,11 +112,11 @@ impl Drive {
                 () = self.sink.client_gone.cancelled(), if !self.told => {
                     return AttemptEnding::Run(Ending::ClientGone);
                 }
-                stopped = &mut self.sink.stop, if !self.told && stop_open => match stopped {
-                    Ok(counted) => return AttemptEnding::Run(Ending::Stopped(counted)),
-                    // The handle is being dropped: the client is gone.
-                    Err(_) => stop_open = false,
-                },
+                counted = &mut self.sink.stop, if !self.told && stop_open => {
+                    if let Some(ending) = stopped(counted.ok(), &mut stop_open) {
+                        return ending;
+                    }
+                }
                 event = next(prefill) => {
                     let now = self.shared.clock.now();
                     match event {
@@ -341,6 +343,12 @@ impl Drive {
         let cancel = cancel(reached.client, self.run.clone(), cancelled);
         self.shared.tasks.spawn(cancel);
     }
+}
+
+/// A stop string was found after so many tokens. `None`: the handle is being dropped, so the client is gone and finds none any more.
+fn stopped(counted: Option<u32>, open: &mut bool) -> Option<AttemptEnding> {
+    *open = counted.is_some();
+    counted.map(|counted| AttemptEnding::Run(Ending::Stopped(counted)))
 }
 
 /// Failures that say something about the way, not about what was to be read.

@@ -104,28 +104,86 @@ async fn drained(called: Result<Answer, CallError>) -> Result<(), Lost> {
         let body = answer.whole(LONGEST_REFUSAL).await.unwrap_or(Bytes::new());
         return Err(Lost::Refused(EngineRefusal { head, body }));
     }
-    let mut frames = head.streams().then(Frames::default);
-    let mut whole = Vec::new();
+    let mut reading = if head.streams() {
+        Reading::Events(Frames::default())
+    } else {
+        Reading::Whole(Vec::new())
+    };
     while let Some(bytes) = answer.next().await {
         let bytes =
             bytes.map_err(|error| Lost::Broken(format!("its answer broke off: {error}")))?;
-        match frames.as_mut().map(|frames| frames.push(&bytes)) {
-            Some(Ok((_, events))) => {
-                for one in &events {
-                    heeded(&event(one)).map_err(Lost::GaveUp)?;
-                }
+        reading.take(&bytes).map_err(Lost::GaveUp)?;
+    }
+    reading.end().map_err(Lost::GaveUp)
+}
+
+/// What is looked for in an answer that nobody wants: the word that the prompt was given up.
+enum Reading {
+    Events(Frames),
+    /// One piece, as far as it has come.
+    Whole(Vec<u8>),
+    /// What cannot be read says nothing; the leg that generates knows what became of it.
+    Ignored,
+}
+
+impl Reading {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+        match self {
+            Self::Events(frames) => match frames.push(bytes) {
+                Ok((_, events)) => events.iter().try_for_each(|one| heeded(&event(one)))?,
+                Err(_) => *self = Self::Ignored,
+            },
+            Self::Whole(whole) if whole.len() + bytes.len() <= COUNTED => {
+                whole.extend_from_slice(bytes);
             }
-            // What cannot be read says nothing; the leg that generates knows what became of it.
-            Some(Err(_)) => frames = None,
-            None if whole.len() + bytes.len() <= COUNTED => whole.extend_from_slice(&bytes),
-            None => {}
+            Self::Whole(_) => *self = Self::Ignored,
+            Self::Ignored => {}
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<(), String> {
+        match self {
+            Self::Whole(whole) => heeded(&said(&whole)),
+            Self::Events(_) | Self::Ignored => Ok(()),
         }
     }
-    heeded(&said(&whole)).map_err(Lost::GaveUp)
 }
 
 /// What an answer says against itself.
 fn heeded(said: &Said) -> Result<(), String> {
     said.given_up()
         .map_or(Ok(()), |words| Err(words.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::http::frames::LONGEST;
+
+    const ABORTED: &[u8] = br#"{"choices":[{"text":"","finish_reason":"abort"}]}"#;
+
+    #[test]
+    fn a_prompt_that_is_given_up_is_heard_of_in_an_event_and_in_a_whole_answer() {
+        let event = [b"data: ", ABORTED, b"\n\n"].concat();
+        let (one, two) = event.split_at(20);
+        let mut events = Reading::Events(Frames::default());
+        assert_eq!(events.take(one), Ok(()));
+        assert!(events.take(two).is_err());
+        let (one, two) = ABORTED.split_at(20);
+        let mut whole = Reading::Whole(Vec::new());
+        assert_eq!((whole.take(one), whole.take(two)), (Ok(()), Ok(())));
+        assert!(whole.end().is_err());
+    }
+
+    #[test]
+    fn what_comes_after_something_that_cannot_be_read_is_not_read_as_an_answer() {
+        let streamed = (Reading::Events(Frames::default()), LONGEST + 1);
+        let too_long = (Reading::Whole(Vec::new()), COUNTED + 1);
+        for (mut reading, unreadable) in [streamed, too_long] {
+            assert_eq!(reading.take(&vec![b' '; unreadable]), Ok(()));
+            assert_eq!(reading.take(ABORTED), Ok(()));
+            assert_eq!(reading.end(), Ok(()), "{unreadable}");
+        }
+    }
 }
