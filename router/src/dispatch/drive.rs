@@ -1,7 +1,9 @@
 //! Driving a run: place, try a plan, decide about its failure, until the client has its answer or is told why not.
 //!
-//! `prepare` turns a placement into what an attempt needs; `perform` moves messages between the attempt and its workers.
+//! `prepare` turns a placement into what an attempt needs; `perform` moves messages between the attempt and its workers; `client` tells
+//! the client.
 
+mod client;
 mod engines;
 mod perform;
 mod prepare;
@@ -13,12 +15,11 @@ use baton_placement::place::Outcome;
 use baton_protocol::failure::{Action, FailureClass};
 use baton_protocol::ids::{Incarnation, RunId, WorkerId};
 use baton_protocol::wire;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::Shared;
-use super::decide::{Allowed, Next, Spent, code, decide, retry_after_seconds};
+use super::decide::{Allowed, Next, Spent, decide};
 use super::failure::Failure;
 use super::fetched;
 use super::held::Held;
@@ -27,7 +28,7 @@ use super::progress::{Fallback, Progress};
 use crate::clock::Moment;
 use crate::metrics::{CauseLabels, ModelLabels, StateLabels};
 use crate::records::build::Material;
-use crate::run::{RunEvent, RunFailure, RunRequest, RunSink, Usage};
+use crate::run::{RunRequest, RunSink};
 use crate::trace::{RunTrace, Search};
 use prepare::Prepared;
 
@@ -436,62 +437,6 @@ impl Drive {
 
     fn instant(&self, moment: Moment) -> Instant {
         self.shared.clock.instant(moment)
-    }
-
-    /// Hands an event to the client, or says why the run ends without that.
-    async fn deliver(&mut self, event: RunEvent) -> Result<(), Ending> {
-        // Nearly always there is room, and nothing to watch for meanwhile.
-        let event = match self.sink.events.try_send(event) {
-            Ok(()) => return Ok(()),
-            Err(TrySendError::Closed(_)) => return Err(Ending::ClientGone),
-            Err(TrySendError::Full(event)) => event,
-        };
-        let deadline = self.instant(self.deadline);
-        tokio::select! {
-            biased;
-            sent = self.sink.events.send(event) => sent.map_err(|_| Ending::ClientGone),
-            () = self.sink.client_gone.cancelled() => Err(Ending::ClientGone),
-            // It reads slower than the run may last.
-            () = sleep_until(deadline) => Err(Ending::Failed(overdue())),
-        }
-    }
-
-    /// Tells the client the end, once.
-    fn tell(&mut self, ending: &Ending) {
-        if std::mem::replace(&mut self.told, true) {
-            return;
-        }
-        let finished = |drive: &Self, reason| RunEvent::Finished {
-            reason,
-            usage: Usage {
-                prompt_tokens: drive.progress.prompt_tokens(),
-                cached_tokens: drive.progress.cached_tokens(),
-                output_tokens: drive.progress.sent_tokens(),
-            },
-        };
-        let event = match ending {
-            Ending::Finished(reason) => finished(self, *reason),
-            Ending::Stopped(_) | Ending::Answered(_) => finished(self, wire::FinishReason::Stop),
-            Ending::Failed(failure) => RunEvent::Failed(self.run_failure(failure)),
-            Ending::ClientGone => return,
-        };
-        // There is always room for it: a client that has not read the rest yet hears the end after it.
-        if let Some(last) = self.sink.last.take() {
-            last.send(event);
-        }
-    }
-
-    fn run_failure(&self, failure: &Failure) -> RunFailure {
-        RunFailure {
-            engine: failure.engine.clone(),
-            told: failure.told,
-            class: failure.class,
-            status: failure.class.status(),
-            message: failure.message.clone(),
-            param: None,
-            code: code(failure.class),
-            retry_after_seconds: retry_after_seconds(failure, &self.request.policy.policy),
-        }
     }
 }
 

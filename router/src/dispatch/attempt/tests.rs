@@ -1,5 +1,7 @@
 //! Whole attempts, report by report: what is done, and what stands in the history.
 
+mod repeats;
+
 use baton_protocol::ids::Incarnation;
 use baton_protocol::lifecycle::Plan;
 
@@ -53,7 +55,7 @@ impl Bench {
         let mut bench = Self::new(Plan::Remote);
         bench.decode(reserved(16));
         bench.prefill(lease());
-        bench.prefill(prefill_event::Event::Started(wire::Started::default()));
+        bench.prefill(started());
         bench.prefill(prefill_event::Event::FirstToken(token(7, PROMPT)));
         bench.commands();
         bench
@@ -138,6 +140,10 @@ fn failed_transfer(cause: HandoffFailure) -> decode_event::Event {
     })
 }
 
+fn started() -> prefill_event::Event {
+    prefill_event::Event::Started(wire::Started::default())
+}
+
 fn finished() -> decode_event::Event {
     decode_event::Event::Finished(wire::Finished {
         reason: wire::FinishReason::Length.into(),
@@ -164,7 +170,7 @@ fn a_remote_attempt_passes_all_ten_states_with_the_first_token_from_prefill() {
     assert!(
         matches!(commands.last(), Some(Command::ToDecode(decode_request::Message::Descriptor(descriptor))) if descriptor.generation == 9)
     );
-    bench.prefill(prefill_event::Event::Started(wire::Started::default()));
+    bench.prefill(started());
     bench.decode(decode_event::Event::TransferStarted(
         wire::TransferStarted::default(),
     ));
@@ -295,27 +301,6 @@ fn a_report_that_no_run_could_have_made_ends_the_run() {
     assert_eq!(failure(&commands).class, FailureClass::Bug);
     assert!(failure(&commands).message.contains("happened already"));
     assert_eq!(bench.progress.illegal().len(), 1);
-}
-
-#[test]
-fn what_is_reported_once_and_comes_twice_ends_the_run() {
-    let started = || prefill_event::Event::Started(wire::Started::default());
-    for twice in [lease(), started()] {
-        let mut bench = Bench::new(Plan::Remote);
-        bench.decode(reserved(16));
-        bench.prefill(lease());
-        bench.prefill(started());
-        let commands = bench.prefill(twice);
-        assert_eq!(failure(&commands).class, FailureClass::Bug);
-        assert_eq!(failure(&commands).worker, Some("p".into()));
-    }
-    for plan in [Plan::Local, Plan::Remote] {
-        let mut bench = Bench::new(plan);
-        bench.decode(reserved(16));
-        let commands = bench.decode(reserved(16));
-        assert_eq!(failure(&commands).class, FailureClass::Bug);
-        assert_eq!(failure(&commands).worker, Some("d".into()));
-    }
 }
 
 #[test]
@@ -491,7 +476,7 @@ fn an_answer_may_overtake_all_that_the_prefill_worker_reports_after_its_lease() 
     // It says it after all.
     let mut bench = Bench::new(Plan::Remote);
     late(&mut bench);
-    bench.prefill(prefill_event::Event::Started(wire::Started::default()));
+    bench.prefill(started());
     bench.prefill(sealed());
     check(&bench);
     // It is not heard again.
