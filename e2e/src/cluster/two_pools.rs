@@ -178,9 +178,11 @@ impl TwoPools {
 }
 
 fn pools(blocks: u32) -> String {
+    // Kubernetes looks at a namespace that is deleted again after half of its pods' grace period, which is little longer than a drain.
+    let rollout = "{drainTimeoutSeconds: 30}";
     let spec = |replicas: usize| {
         format!(
-            "{{replicas: {replicas}, model: {{name: tiny, source: {{uri: \"builtin://tiny?seed=7\"}}}}, engine: {{type: Builtin}}, kvPool: {{blocks: {blocks}}}}}"
+            "{{replicas: {replicas}, model: {{name: tiny, source: {{uri: \"builtin://tiny?seed=7\"}}}}, engine: {{type: Builtin}}, kvPool: {{blocks: {blocks}}}, rollout: {rollout}}}"
         )
     };
     format!(

@@ -36,9 +36,10 @@ pub(crate) async fn ask(server: &Server, config: &WorkerConfig) -> Result<Told, 
     let metrics = server.get("/metrics").await?;
     let version = server.get("/version").await?.json();
     let events = server.get("/kv_event_sources").await?;
-    // Closed unless the server runs for development, and slow when it is asked for the first time.
-    let info = server.get("/server_info?config_format=json").await;
-    let info = info.ok().filter(Answer::is_ok);
+    // Closed unless the server runs for development, and slow when it is asked for the first time: without an answer all is asked again,
+    // so that a card does not depend on how busy the machine was.
+    let info = server.get("/server_info?config_format=json").await?;
+    let info = Some(info).filter(Answer::is_ok);
     let info = info.map_or(Value::Null, |info| info.json());
     let info = &info["vllm_config"];
     Ok(Told {

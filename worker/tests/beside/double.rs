@@ -39,6 +39,10 @@ pub(crate) struct Says {
     pub(crate) late_reads: u32,
     /// Its tokenizer is not that of its files.
     pub(crate) other_tokens: bool,
+    /// It is vLLM that runs for development, and says this of its weights.
+    pub(crate) dtype: Option<&'static str>,
+    /// The first time only after longer than anybody waits.
+    pub(crate) slow: bool,
     /// It is SGLang, in this mode.
     pub(crate) sglang: Option<&'static str>,
     /// All ranks have registered with its bootstrap server, which is played at the same port.
@@ -117,6 +121,8 @@ impl Engine {
             unsent: 0,
             late_reads: 0,
             other_tokens: false,
+            dtype: None,
+            slow: false,
             sglang: None,
             ranks_registered: true,
             measured: true,
@@ -312,9 +318,17 @@ fn exposition(says: &Says) -> String {
 }
 
 async fn server_info(State(says): Told) -> (StatusCode, Json<Value>) {
+    if std::mem::take(&mut says.lock().slow) {
+        tokio::time::sleep(Duration::from_secs(8)).await;
+    }
     let says = says.lock();
     let Some(mode) = says.sglang else {
-        return (StatusCode::NOT_FOUND, Json(Value::Null));
+        let info = says
+            .dtype
+            .map(|dtype| json!({"vllm_config": {"model_config": {"dtype": dtype}}}));
+        return info.map_or((StatusCode::NOT_FOUND, Json(Value::Null)), |info| {
+            (StatusCode::OK, Json(info))
+        });
     };
     let port = |name: &str| {
         let endpoint = says.events["0"][name].as_str().unwrap_or_default();

@@ -106,6 +106,20 @@ async fn a_server_is_registered_as_it_is_seen() {
     engine.end().await;
 }
 
+/// Its card would depend on how busy the machine was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_slow_to_say_what_it_runs_is_asked_again() {
+    let engine = Engine::start(0, Publishes::Nothing).await;
+    engine.set(|says| (says.dtype, says.slow) = (Some("torch.float16"), true));
+    let daemon = daemon(config(engine.port, None)).await;
+    let card = Router::watch(&daemon).await.card;
+    let dtype = &card.identity.kv_dtype;
+    let seen = (dtype.known().map(String::as_str), dtype.source());
+    assert_eq!(seen, (Some("F16"), FactSource::Observed));
+    daemon.stop().await;
+    engine.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_other_tokens_is_unverified_at_the_first_difference() {
     let engine = Engine::start(0, Publishes::Nothing).await;
