@@ -105,7 +105,7 @@ async fn times(model: Option<&Path>) -> Result<()> {
     for (characters, clients, costs) in &judged {
         println!(
             "{characters} characters, clients: {clients}: {}",
-            costs.judged()
+            costs.judged(*clients)
         );
     }
     Ok(())
@@ -123,17 +123,20 @@ impl Costs {
         self.routed.saturating_sub(self.direct)
     }
 
-    /// As ratios, so that one below 1 is good.
-    fn judged(&self) -> String {
+    /// As ratios, so that one below 1 is good. What is added has a bar at one client: many wait for each other.
+    fn judged(&self, clients: usize) -> String {
         let beside = |cost: Duration, bar: Duration| {
             let ratio = cost.as_secs_f64() / bar.as_secs_f64();
             let word = if ratio < 1.0 { "met" } else { "missed" };
             format!("/ {} = {ratio:.2} {word}", shown(bar))
         };
+        let added = match clients {
+            1 => format!("added p50 {}; ", beside(self.added(), ADDED)),
+            _ => String::new(),
+        };
         format!(
-            "routed / direct TTFT p50 = {:.2}; added p50 {}; CPU/request {}",
+            "routed / direct TTFT p50 = {:.2}; {added}CPU/request {}",
             self.routed.as_secs_f64() / self.direct.as_secs_f64(),
-            beside(self.added(), ADDED),
             beside(self.spent, SPENT),
         )
     }
