@@ -24,10 +24,16 @@ fn ask_for(decode: &mut Engine, request: &str, count: u32, descriptor: &Value) {
         .say(&json!({"type": "collect", "request": request}));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prompt_that_waits_and_is_computed_for_longer_than_its_lease_is_handed_over() {
+/// A daemon whose pool's clock stands until it is set.
+async fn by_hand() -> (Daemon, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::default());
     let source = daemon_by(Arc::clone(&clock) as Arc<dyn Clock>, None, None).await;
+    (source, clock)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_waits_and_is_computed_for_longer_than_its_lease_is_handed_over() {
+    let (source, clock) = by_hand().await;
     let target = daemon(Some(&source.pool), None).await;
     let mut prefill = engine(&source, "p").await;
     let mut decode = engine(&target, "d").await;
@@ -45,8 +51,7 @@ async fn a_prompt_that_waits_and_is_computed_for_longer_than_its_lease_is_handed
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_of_which_no_more_blocks_come_is_given_up() {
-    let clock = Arc::new(ManualClock::default());
-    let source = daemon_by(Arc::clone(&clock) as Arc<dyn Clock>, None, None).await;
+    let (source, clock) = by_hand().await;
     let mut prefill = engine(&source, "p").await;
     prefill.open("r", &tokens(10));
     prefill.publish("r", 0);
@@ -67,8 +72,7 @@ async fn a_prompt_of_which_no_more_blocks_come_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_its_seal_a_lease_runs_its_whole_duration_and_no_longer() {
-    let clock = Arc::new(ManualClock::default());
-    let source = daemon_by(Arc::clone(&clock) as Arc<dyn Clock>, None, None).await;
+    let (source, clock) = by_hand().await;
     let mut prefill = engine(&source, "p").await;
     prefill.open("r", &tokens(4));
     prefill.publish("r", 0);
