@@ -200,8 +200,7 @@ fn installed(helm: &Helm, kubectl: &Kubectl) -> Result<()> {
         said.contains("examples/cluster/no-gpu.yaml | kubectl apply -n baton -f -"),
         "{said}"
     );
-    let every = ["crd", "--all", "--timeout=60s"];
-    kubectl.run(&[&["wait", "--for=condition=Established"][..], &every[..]].concat())?;
+    kubectl.definitions_are_served()?;
     // Going back is possible, and does not take every pool with it.
     helm.run(&["uninstall", "baton-crds", "--namespace", "baton"])?;
     let names = kubectl.run(&["get", "crd", "--output=name"])?;

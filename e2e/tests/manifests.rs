@@ -41,8 +41,7 @@ fn define(kubectl: &Kubectl) -> Result<()> {
     let folder = repository().join("crds/generated");
     let file = format!("--filename={}", folder.display());
     kubectl.run(&["apply", "--server-side", &file])?;
-    let every = ["crd", "--all", "--timeout=60s"];
-    kubectl.run(&[&["wait", "--for=condition=Established"][..], &every[..]].concat())?;
+    kubectl.definitions_are_served()?;
     wait::until_blocking("the kinds are explained", SOON, || {
         for kind in ["pfp", "dcp", "rtp"] {
             kubectl

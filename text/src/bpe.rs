@@ -13,6 +13,7 @@ mod file;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::thread;
 
 use tokenizers::{Model as _, Tokenizer};
 
@@ -176,7 +177,9 @@ impl BytePairs {
                 pairs.whole.insert(name, id);
             }
         }
-        pairs.agrees_with(tokenizer)?;
+        // The crate keeps words of each tokenizer that it has used for as long as the thread lives: on this one for ever.
+        let agrees = thread::scope(|scope| scope.spawn(|| pairs.agrees_with(tokenizer)).join());
+        agrees.unwrap_or(Err(Unfit("a sample that the tokenizer panics on")))?;
         Ok(pairs)
     }
 

@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use crate::wait;
 
+/// Until new definitions are served.
+const SERVED: Duration = Duration::from_secs(60);
+
 /// One cluster's client.
 #[derive(Debug, Clone)]
 pub struct Kubectl {
@@ -119,6 +122,25 @@ impl Kubectl {
             let seen = self.get(arguments).map_err(|error| format!("{error:#}"))?;
             look(&seen)
         })
+    }
+
+    /// Waits until the API server serves all definitions.
+    ///
+    /// # Errors
+    /// It does not within a minute.
+    pub fn definitions_are_served(&self) -> Result<()> {
+        let arguments = [
+            "wait",
+            "--for=condition=Established",
+            "customresourcedefinitions",
+            "--all",
+            "--timeout=10s",
+        ];
+        wait::until_blocking("the definitions are served", SERVED, || {
+            // kubectl waits for a condition that is not true, but not for one of an object without any: a new definition has none at first.
+            self.run(&arguments).map_err(|error| format!("{error:#}"))
+        })?;
+        Ok(())
     }
 
     fn fed(&self, arguments: &[&str], input: &str) -> Result<Output> {

@@ -65,13 +65,7 @@ impl Operated {
         let kinds = repository().join("crds/generated");
         let kubectl = cluster.kubectl();
         kubectl.run(&["apply", "--filename", &kinds.to_string_lossy()])?;
-        kubectl.run(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "customresourcedefinitions",
-            "--all",
-        ])?;
+        kubectl.definitions_are_served()?;
         kubectl.apply(RIGHTS)?;
         let token = kubectl.run(&[
             "create",
