@@ -33,15 +33,17 @@ cluster-env: ## eval "$$(make -s cluster-env)": KUBECONFIG, PATH with kubectl, h
 cluster-down: ## ends the cluster that `make cluster` started
 	$(CLUSTER) down --directory $(CLUSTER_STATE)
 
+# In the release profile, so that build scripts, macros and what they stand on are compiled once for clippy and for the build.
+CLIPPY = $(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+# The tests of the crates mostly wait, so Kubernetes is built meanwhile, where nothing else wants the processor; vLLM is fetched while fuzzers compute.
 test: ## everything that must pass
 	bash ./.ci/timed format $(CARGO) fmt --all --check
-	bash ./.ci/timed clippy $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	bash ./.ci/timed clippy $(CLIPPY)
 	bash ./.ci/timed build $(CARGO) build --release --locked --workspace --bins
-	bash ./.ci/timed crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
-	bash ./.ci/timed fuzz bash fuzz/run 60 || [ $$? -eq 3 ]
+	bash ./.ci/beside cluster-build nice -n 19 $(CLUSTER) build --where-possible helm -- crates $(CARGO) test --release --locked --workspace --exclude baton-e2e
+	bash ./.ci/beside engines e2e/engines/vllm install --where-possible -- fuzz bash fuzz/run 60
 	bash ./.ci/timed images images/build --where-possible
-	bash ./.ci/timed cluster-build $(CLUSTER) build --where-possible helm
-	bash ./.ci/timed engines e2e/engines/vllm install --where-possible || [ $$? -eq 3 ]
 	bash ./.ci/timed e2e e2e/run
 
 SEEDS ?= 10000
@@ -79,7 +81,7 @@ bench: ## what a block, a decision and a token cost; docs/benchmarks.md
 
 lint: ## formatting, clippy, licences and duplicate dependencies (cargo-deny)
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CLIPPY)
 	$(MAKE) deny
 
 deny:
