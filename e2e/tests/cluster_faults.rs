@@ -14,7 +14,7 @@ use baton_e2e::manifest::Manifest;
 use baton_e2e::{scenario, told, wait};
 use serde_json::Value;
 
-/// Kubernetes gives a silent node 40 to 50 s before it says so, and what is lost on it goes some seconds after that.
+/// The cluster gives a silent node 30 s before it says so, and what is lost on it goes some seconds after that.
 const AFTER_POWER_LOSS: Duration = Duration::from_secs(180);
 
 /// The last status follows the last pod within seconds.

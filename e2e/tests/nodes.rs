@@ -16,7 +16,7 @@ mod remains;
 
 /// A pod whose image is there is Ready long before.
 const SOON: Duration = Duration::from_secs(90);
-/// Kubernetes gives a silent node 40 to 50 s, and looks every few.
+/// The cluster gives a silent node 30 s, and looks every few.
 const GIVEN_UP: Duration = Duration::from_secs(150);
 
 #[test]

@@ -1,11 +1,15 @@
 """etcd, API server, controller-manager and scheduler as processes: on loopback, or in a network namespace beside nodes."""
 
+import contextlib
+import fcntl
 import json
+import os
 import pathlib
 import random
 import signal
 import socket
 import ssl
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -19,11 +23,28 @@ SERVICES = "10.96.0.0/16"
 SERVICE = "10.96.0.1"
 PORT = 6443
 PARTS = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+# A silent node is given up after this instead of 50 s. Kubelets say that they live every quarter of a lease; five of these may be missed.
+GIVEN_UP_SECONDS = 30
+LEASE_SECONDS = 20
 
 
 def start(layout: Layout, programs_missing: tuple[str, ...]) -> None:
     """Starts all of it and waits until it answers. `layout.kubeconfig` is the administrator's."""
     alone = layout.cluster().nodes == 0
+    with _ports() if alone else contextlib.nullcontext():
+        _start(layout, programs_missing, alone)
+
+
+@contextlib.contextmanager
+def _ports():
+    """One cluster at a time chooses ports of this machine: nobody holds one before the server does that it is chosen for."""
+    lock = pathlib.Path(tempfile.gettempdir()) / f"baton-cluster-ports-{os.getuid()}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _start(layout: Layout, programs_missing: tuple[str, ...], alone: bool) -> None:
     inside = [] if alone else ["nsenter", f"--net=/run/netns/{layout.namespace('control-plane')}"]
     port = _free_port() if alone else PORT
     layout.certificates.make(["127.0.0.1", SERVICE] + ([] if alone else [ADDRESS]))
@@ -116,7 +137,8 @@ def _controllers(layout: Layout, inside: list[str], server: str, alone: bool) ->
          "--use-service-account-credentials=true", "--allocate-node-cidrs=false", f"--root-ca-file={held('ca.crt')}",
          f"--service-account-private-key-file={held('service-accounts.key')}", f"--client-ca-file={held('ca.crt')}",
          f"--cluster-signing-cert-file={held('ca.crt')}", f"--cluster-signing-key-file={held('ca.key')}",
-         f"--requestheader-client-ca-file={held('front-proxy-ca.crt')}"],  # fmt: skip
+         f"--requestheader-client-ca-file={held('front-proxy-ca.crt')}",
+         *([] if alone else [f"--node-monitor-grace-period={GIVEN_UP_SECONDS}s"])],  # fmt: skip
     )
 
 
@@ -149,10 +171,7 @@ def _ready(layout: Layout) -> str | None:
 
 
 def _free_port() -> int:
-    """One that is free now, and that is given to nobody who asks for any: a server that is started again has to find its own port free.
-
-    Nobody holds it until the server does, so a second cluster that starts at this moment might take it.
-    """
+    """One that is free now, and that is given to nobody who asks for any: a server that is started again has to find its own port free."""
     lowest_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.sample(range(20_000, max(lowest_given, 20_100)), 50):
         with socket.socket() as probe:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from . import control_groups, network, wait
-from .control_plane import ADDRESS, PORT
+from .control_plane import ADDRESS, LEASE_SECONDS, PORT
 from .failure import ClusterError
 from .kubectl import Kubectl
 from .layout import Layout
@@ -167,6 +167,7 @@ def _kubelet(layout: Layout, number: int) -> dict:
         # here kubelet writes an event about it for each pod, again and again.
         "clusterDNS": ["10.96.0.10"],
         "clusterDomain": "cluster.local",
+        "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "resolvConf": str(layout.node(number) / "resolv.conf"),
         # The disk is the machine's: nothing on it is removed or evicted because somebody else fills it.
         "imageGCHighThresholdPercent": 100,
