@@ -5,6 +5,7 @@
 //!   something to do. [`faulty`]: a way to the API server that fails as told.
 //! - [`existing`]: a cluster that is somebody's. [`helm`]: its charts. [`history`]: what happens to a pool's pods.
 //! - [`installed`]: Baton on nodes, as its charts install it. [`load`]: clients that ask meanwhile. [`service`]: what follows its pods.
+//! - `proxy`: the API server as plain HTTP, for what is asked all the time.
 //!
 //! `BATON_E2E_KUBECONFIG` names a cluster that exists: it is used, by one test at a time, and nothing of it is started or stopped.
 //! Otherwise each value is a cluster of its own. A machine that cannot have one is told from a test that fails: [`Cluster::control_plane`] then says why on one
@@ -19,6 +20,7 @@ pub mod installed;
 pub mod kubectl;
 pub mod load;
 pub mod operated;
+mod proxy;
 pub mod service;
 pub mod two_pools;
 

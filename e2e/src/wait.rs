@@ -35,6 +35,19 @@ pub async fn until<T>(
 pub fn until_blocking<T>(
     what: &str,
     within: Duration,
+    look: impl FnMut() -> Result<T, String>,
+) -> Result<T> {
+    until_pausing(what, within, PAUSE, look)
+}
+
+/// The same with another pause between two looks, where each is dear.
+///
+/// # Errors
+/// The condition did not hold within the time.
+pub fn until_pausing<T>(
+    what: &str,
+    within: Duration,
+    pause: Duration,
     mut look: impl FnMut() -> Result<T, String>,
 ) -> Result<T> {
     let deadline = Instant::now() + within;
@@ -44,7 +57,7 @@ pub fn until_blocking<T>(
             Err(seen) if Instant::now() >= deadline => {
                 bail!("not within {within:?}: {what}; last seen: {seen}")
             }
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) => std::thread::sleep(pause),
         }
     }
 }

@@ -49,51 +49,57 @@ fn manifest(prefill: u32, decode: u32) -> String {
     text
 }
 
+/// One cluster for both: the second wants more workers than the first, and keeps those that are there.
 #[test]
-fn scaling_draining_evicting_and_deleting_under_load_fails_no_request() {
+fn what_is_done_to_pods_under_load_fails_no_request() {
     scenario(async {
         let Some(baton) = Installed::on_nodes(2, &[]).await? else {
             return Ok(());
         };
-        baton.apply(&manifest(PREFILL, DECODE))?;
-        baton.ready()?;
-        let load = Load::start(baton.api, ASKED);
-        handed_over(&baton, &load).await?;
-
-        for (pool, count) in [("decode", DECODE), ("prefill", PREFILL)] {
-            scaled(&baton, pool, 1)?;
-            last_one_is_not_evicted(&baton, pool)?;
-            handed_over(&baton, &load).await?;
-            scaled(&baton, pool, count)?;
-
-            evicted(&baton, pool, count)?;
-            handed_over(&baton, &load).await?;
-
-            deleted(&baton, pool, count)?;
-            handed_over(&baton, &load).await?;
-        }
-
-        if baton.cluster.is_own() {
-            node_drained(&baton)?;
-            handed_over(&baton, &load).await?;
-        } else {
-            skipped("the drain of a node, which others may use too");
-        }
-        let answered = load.all_well().await?;
-        ensure!(answered >= 7 * ASKED.clients as usize, "{answered} answers");
-        let what = "no worker holds anything for a hand-off";
-        wait::until_blocking(what, AFTER_LEASES, || {
-            let workers = [baton.workers("prefill"), baton.workers("decode")];
-            let look = workers.into_iter().flatten().flatten();
-            let names = names(&look.collect::<Vec<_>>());
-            let all = (PREFILL + DECODE) as usize;
-            if names.len() != all {
-                return Err(format!("{names:?} are there, of {all}"));
-            }
-            let held = names.iter().try_for_each(|name| baton.holds_nothing(name));
-            held.map_err(|error| format!("{error:#}"))
-        })
+        a_scale_down_that_is_taken_back_lets_the_pod_serve_on(&baton).await?;
+        scaling_draining_evicting_and_deleting_fails_no_request(&baton).await
     });
+}
+
+async fn scaling_draining_evicting_and_deleting_fails_no_request(baton: &Installed) -> Result<()> {
+    baton.apply(&manifest(PREFILL, DECODE))?;
+    baton.ready()?;
+    let load = Load::start(baton.api, ASKED);
+    handed_over(baton, &load).await?;
+
+    for (pool, count) in [("decode", DECODE), ("prefill", PREFILL)] {
+        scaled(baton, pool, 1)?;
+        last_one_is_not_evicted(baton, pool)?;
+        handed_over(baton, &load).await?;
+        scaled(baton, pool, count)?;
+
+        evicted(baton, pool, count)?;
+        handed_over(baton, &load).await?;
+
+        deleted(baton, pool, count)?;
+        handed_over(baton, &load).await?;
+    }
+
+    if baton.cluster.is_own() {
+        node_drained(baton)?;
+        handed_over(baton, &load).await?;
+    } else {
+        skipped("the drain of a node, which others may use too");
+    }
+    let answered = load.all_well().await?;
+    ensure!(answered >= 7 * ASKED.clients as usize, "{answered} answers");
+    let what = "no worker holds anything for a hand-off";
+    wait::until_blocking(what, AFTER_LEASES, || {
+        let workers = [baton.workers("prefill"), baton.workers("decode")];
+        let look = workers.into_iter().flatten().flatten();
+        let names = names(&look.collect::<Vec<_>>());
+        let all = (PREFILL + DECODE) as usize;
+        if names.len() != all {
+            return Err(format!("{names:?} are there, of {all}"));
+        }
+        let held = names.iter().try_for_each(|name| baton.holds_nothing(name));
+        held.map_err(|error| format!("{error:#}"))
+    })
 }
 
 /// Waits until each client may have asked once more, and reads why these runs went where they went: without a hand-off among them, the
@@ -110,75 +116,69 @@ async fn handed_over(baton: &Installed, load: &Load) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on() {
-    scenario(async {
-        let Some(baton) = Installed::on_nodes(1, &[]).await? else {
-            return Ok(());
-        };
-        baton.apply(&manifest(1, 2))?;
-        baton.ready()?;
-        let before = names(&baton.workers("decode")?);
-        // Each pod has a run that lasts longer than what follows.
-        let mut runs = JoinSet::new();
-        for _ in 0..4 {
-            let ask = Ask::new("tiny", "a long answer", 1500).with("ignore_eos", true);
-            let api = baton.api;
-            runs.spawn(async move { ask.mode("Aggregated").stream(&api).await?.rest().await });
+async fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on(baton: &Installed) -> Result<()> {
+    baton.apply(&manifest(1, 2))?;
+    baton.ready()?;
+    let before = names(&baton.workers("decode")?);
+    // Each pod has a run that lasts longer than what follows.
+    let mut runs = JoinSet::new();
+    for _ in 0..4 {
+        let ask = Ask::new("tiny", "a long answer", 1500).with("ignore_eos", true);
+        let api = baton.api;
+        runs.spawn(async move { ask.mode("Aggregated").stream(&api).await?.rest().await });
+    }
+    wait::until(
+        "all four run",
+        Duration::from_secs(60),
+        async || match running(baton).map_err(|error| format!("{error:#}"))? {
+            4 => Ok(()),
+            other => Err(format!("{other} run")),
+        },
+    )
+    .await?;
+    baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
+    let draining = ["pods", "--selector=serving.baton.dev/draining=true"];
+    let name = baton.until("one drains", &draining, |list| {
+        match list["items"].as_array().map(Vec::as_slice) {
+            Some([pod]) => Ok(text(&pod["metadata"]["name"])),
+            _ => Err("not one does".to_owned()),
         }
-        wait::until(
-            "all four run",
-            Duration::from_secs(60),
-            async || match running(&baton).map_err(|error| format!("{error:#}"))? {
-                4 => Ok(()),
-                other => Err(format!("{other} run")),
-            },
-        )
-        .await?;
-        baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
-        let draining = ["pods", "--selector=serving.baton.dev/draining=true"];
-        let name = baton.until("one drains", &draining, |list| {
-            match list["items"].as_array().map(Vec::as_slice) {
-                Some([pod]) => Ok(text(&pod["metadata"]["name"])),
-                _ => Err("not one does".to_owned()),
-            }
-        })?;
-        let pod = ["pod", name.as_str()];
-        baton.until("it is taken out", &pod, |pod| {
-            if is_ready(pod) {
-                Err("it is Ready".to_owned())
-            } else {
-                Ok(())
-            }
-        })?;
-        baton.run(&["scale", "decodepool/decode", "--replicas=2"])?;
-        baton.until("it serves again", &pod, |pod| {
-            let labels = &pod["metadata"]["labels"];
-            if is_ready(pod) && labels["serving.baton.dev/draining"].is_null() {
-                Ok(())
-            } else {
-                Err(format!("{labels}: {}", pod["status"]["conditions"]))
-            }
-        })?;
-        while let Some(answer) = runs.join_next().await {
-            ensure!(!answer??.is_empty(), "an answer without text");
+    })?;
+    let pod = ["pod", name.as_str()];
+    baton.until("it is taken out", &pod, |pod| {
+        if is_ready(pod) {
+            Err("it is Ready".to_owned())
+        } else {
+            Ok(())
         }
-        ensure!(
-            names(&baton.workers("decode")?) == before,
-            "a pod was replaced"
-        );
-        let what = "what was drained is given new requests";
-        let mut turn = 0;
-        wait::until(what, Duration::from_secs(60), async || {
-            turn += 1;
-            let met = decoded_by(&baton, turn).await;
-            let met = met.map_err(|error| format!("{error:#}"))?;
-            met.contains(&name)
-                .then_some(())
-                .ok_or_else(|| format!("{met:?} were, and not {name}"))
-        })
-        .await
-    });
+    })?;
+    baton.run(&["scale", "decodepool/decode", "--replicas=2"])?;
+    baton.until("it serves again", &pod, |pod| {
+        let labels = &pod["metadata"]["labels"];
+        if is_ready(pod) && labels["serving.baton.dev/draining"].is_null() {
+            Ok(())
+        } else {
+            Err(format!("{labels}: {}", pod["status"]["conditions"]))
+        }
+    })?;
+    while let Some(answer) = runs.join_next().await {
+        ensure!(!answer??.is_empty(), "an answer without text");
+    }
+    ensure!(
+        names(&baton.workers("decode")?) == before,
+        "a pod was replaced"
+    );
+    let what = "what was drained is given new requests";
+    let mut turn = 0;
+    wait::until(what, Duration::from_secs(60), async || {
+        turn += 1;
+        let met = decoded_by(baton, turn).await;
+        let met = met.map_err(|error| format!("{error:#}"))?;
+        met.contains(&name)
+            .then_some(())
+            .ok_or_else(|| format!("{met:?} were, and not {name}"))
+    })
+    .await
 }
 
 /// The decode workers of some requests that come at a time.

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from . import control_groups, network, wait
 from .control_plane import ADDRESS, LEASE_SECONDS, PORT
@@ -120,17 +121,25 @@ def lose_power(layout: Layout, number: int) -> None:
 def load(layout: Layout, images: list[pathlib.Path], tell) -> None:
     """Imports images into every node that runs."""
     running = layout.processes.running()
+    there = []
     for number in range(1, layout.cluster().nodes + 1):
-        if name(number) not in running:
+        if name(number) in running:
+            there.append((number, _first_process(running[name(number)])))
+        else:
             tell(f"{name(number)} is down and gets no images")
-            continue
-        first = _first_process(running[name(number)])
+
+    def take(node: tuple[int, str]) -> None:
+        number, first = node
         for image in images:
             command = ["nsenter", "--target", first, "--mount", "--net", "--", "ctr", "-a", CONTAINERD, "-n", "k8s.io"]
             command += ["images", "import", str(image.resolve())]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise ClusterError(f"{name(number)} does not take {image}: {done.stderr.strip()}")
+
+    # Two at a time, as a machine of two processors can; what one raises is raised.
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(take, there))
 
 
 def proxy(config: pathlib.Path, host: str) -> dict:

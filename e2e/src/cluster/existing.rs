@@ -4,16 +4,14 @@
 //! pushed to the registry that `BATON_E2E_REGISTRY` names, as `REGISTRY/baton-router:dev` and so on.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use super::helm::Helm;
 use super::kubectl::Kubectl;
+use super::proxy::Proxy;
 use crate::http::Client;
 use crate::told;
 
@@ -78,7 +76,8 @@ impl Existing {
         );
         let folder = tempfile::tempdir()?;
         std::fs::create_dir(folder.path().join("bin"))?;
-        let proxy = Proxy::start(&kubectl)?;
+        let proxy = Proxy::start(&kubectl)
+            .context("BATON_E2E_KUBECONFIG is used with the kubectl in PATH")?;
         Ok(Self {
             kubectl,
             folder,
@@ -171,47 +170,6 @@ fn images(registry: Option<&str>) -> Vec<String> {
     ];
     let value = |(value, part)| format!("{value}={registry}/baton-{part}:dev");
     values.into_iter().map(value).collect()
-}
-
-/// `kubectl proxy`, on a free port of loopback.
-#[derive(Debug)]
-struct Proxy {
-    address: SocketAddr,
-    process: Child,
-    /// Open for as long as it may say something.
-    _said: BufReader<ChildStdout>,
-}
-
-impl Proxy {
-    fn start(kubectl: &Kubectl) -> Result<Self> {
-        let mut process = kubectl
-            .command(&["proxy", "--port=0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start kubectl: BATON_E2E_KUBECONFIG is used with the one in PATH")?;
-        let mut said = BufReader::new(process.stdout.take().context("no output of kubectl")?);
-        let mut line = String::new();
-        said.read_line(&mut line)?;
-        let address = line.split_whitespace().last().map(str::parse);
-        let Some(Ok(address)) = address else {
-            process.kill()?;
-            process.wait()?;
-            bail!("kubectl proxy says {line:?}");
-        };
-        Ok(Self {
-            address,
-            process,
-            _said: said,
-        })
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 #[cfg(test)]

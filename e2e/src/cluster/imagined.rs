@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::kubectl::{Kubectl, condition};
+use super::proxy::Proxy;
 use crate::process::Process;
 
 /// Between two looks at the pods.
@@ -54,6 +55,7 @@ impl ImaginedNode {
         }).to_string())?;
         let mut node = Loop {
             kubectl: kubectl.clone(),
+            proxy: Proxy::start(kubectl)?,
             name: name.to_owned(),
             folder: folder.to_owned(),
             pods: BTreeMap::new(),
@@ -93,6 +95,7 @@ impl Drop for ImaginedNode {
 
 struct Loop {
     kubectl: Kubectl,
+    proxy: Proxy,
     name: String,
     folder: PathBuf,
     /// By uid.
@@ -112,8 +115,13 @@ impl Loop {
         if self.beaten.is_none_or(|at| at.elapsed() > HEARTBEAT) {
             self.beat()?;
         }
-        let mine = format!("--field-selector=spec.nodeName={}", self.name);
-        let pods = self.kubectl.list(&["pods", "--all-namespaces", &mine])?;
+        let mine = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.name);
+        let mut list = self.proxy.get(&mine)?;
+        let pods = match list["items"].take() {
+            Value::Array(pods) => pods,
+            Value::Null if list["kind"] == "PodList" => Vec::new(),
+            _ => bail!("GET {mine} gave no list: {list}"),
+        };
         self.pods.retain(|uid, _| {
             pods.iter()
                 .any(|pod| pod["metadata"]["uid"] == uid.as_str())

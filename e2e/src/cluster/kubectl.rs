@@ -12,6 +12,9 @@ use crate::wait;
 
 /// Until new definitions are served.
 const SERVED: Duration = Duration::from_secs(60);
+/// Between two looks at an object: each starts a program of 140 MB and computes for a tenth of a second, which is taken from what is
+/// waited for.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// One cluster's client.
 #[derive(Debug, Clone)]
@@ -118,7 +121,7 @@ impl Kubectl {
         arguments: &[&str],
         mut look: impl FnMut(&Value) -> Result<T, String>,
     ) -> Result<T> {
-        wait::until_blocking(what, within, || {
+        wait::until_pausing(what, within, PAUSE, || {
             let seen = self.get(arguments).map_err(|error| format!("{error:#}"))?;
             look(&seen)
         })
@@ -136,7 +139,7 @@ impl Kubectl {
             "--all",
             "--timeout=10s",
         ];
-        wait::until_blocking("the definitions are served", SERVED, || {
+        wait::until_pausing("the definitions are served", SERVED, PAUSE, || {
             // kubectl waits for a condition that is not true, but not for one of an object without any: a new definition has none at first.
             self.run(&arguments).map_err(|error| format!("{error:#}"))
         })?;
