@@ -80,14 +80,22 @@ pub fn sentence(differences: &[Difference]) -> String {
     said.join(", ")
 }
 
+/// Whether two sources are one: a file is one however it is written, an image or a claim is its name.
+pub(crate) fn is_one_source(prefill: &ModelSource, decode: &ModelSource) -> bool {
+    match (prefill.location(), decode.location()) {
+        (Ok(ModelLocation::Cluster), Ok(ModelLocation::Cluster)) => prefill == decode,
+        (prefill, decode) => prefill == decode,
+    }
+}
+
 /// Weights that are made up from a number are the same where the number is. What files, images, claims and hubs hold is known once
-/// it is loaded: two of them may well hold the same.
+/// it is loaded: two of them may well hold the same. A source that cannot be read is refused elsewhere.
 fn have_other_weights(prefill: &ModelSource, decode: &ModelSource) -> bool {
-    let (Ok(prefill), Ok(decode)) = (prefill.location(), decode.location()) else {
+    let (Ok(left), Ok(right)) = (prefill.location(), decode.location()) else {
         return false;
     };
     let is_made_up = |location: &ModelLocation| matches!(location, ModelLocation::Tiny { .. });
-    prefill != decode && (is_made_up(&prefill) || is_made_up(&decode))
+    !is_one_source(prefill, decode) && (is_made_up(&left) || is_made_up(&right))
 }
 
 /// As the author wrote it.
@@ -260,6 +268,28 @@ mod tests {
         for (field, prefill, decode) in cases {
             let found = of(&pool(field, &prefill), &pool(field, &decode));
             assert_eq!(found, [], "{field}: {prefill} and {decode}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_one_however_it_is_written_and_a_name_of_a_cluster_is_of_its_kind() {
+        let source = |json: Value| serde_json::from_value::<ModelSource>(json).unwrap();
+        let is_one = |left: Value, right: Value| is_one_source(&source(left), &source(right));
+        let path = || json!({"hostPath": "/a.gguf"});
+        let image = || json!({"image": "a"});
+        assert!(is_one(path(), json!({"uri": "file:///a.gguf"})));
+        assert!(is_one(
+            json!({"uri": "builtin://tiny"}),
+            json!({"uri": "builtin://tiny?seed=0"})
+        ));
+        assert!(is_one(image(), image()));
+        for other in [
+            json!({"image": "b"}),
+            json!({"persistentVolumeClaim": "a"}),
+            path(),
+            json!({}),
+        ] {
+            assert!(!is_one(image(), other.clone()), "{other}");
         }
     }
 

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use crate::differences;
 use crate::nearest::nearest;
 use crate::policy::PoolReference;
-use crate::pool::ModelSource;
 use crate::problem::Problem;
 use crate::resources::{Pool, PoolRole, Resources, RoutePolicy};
-use crate::source::ModelLocation;
 
 /// The pools that a policy's references of `role` name, each once.
 pub(crate) fn named<'a>(
@@ -252,17 +250,9 @@ fn pairs(resources: &Resources) -> Vec<String> {
     warnings
 }
 
-/// What two sources have in common if they are the same: a file is one however it is written, an image or a claim is its name.
-fn source(source: &ModelSource) -> String {
-    match source.location() {
-        Ok(ModelLocation::Cluster) => format!("{source:?}"),
-        location => format!("{location:?}"),
-    }
-}
-
 /// Where the sources of two pools stand, if they are not one: what they hold is known once it is loaded.
 fn sources(prefill: &Pool, decode: &Pool) -> Option<String> {
-    let is_one = source(&prefill.spec.model.source) == source(&decode.spec.model.source);
+    let is_one = differences::is_one_source(&prefill.spec.model.source, &decode.spec.model.source);
     let place = |pool: &Pool| {
         let line = pool.origin.line_of("spec.model.source");
         format!("{}:{line}", pool.origin.file)
