@@ -1,6 +1,7 @@
-//! A token that ends the run: nobody goes on from it, whatever becomes of the workers. And a client that reads more slowly than its
-//! run may last.
+//! A token that ends the run: nobody goes on from it, whatever becomes of the workers. A stop string that is found in the text. And a
+//! client that reads more slowly than its run may last.
 
+use baton_placement::record::RunStatus;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::samples;
 use baton_protocol::wire::{self, decode_event::Event, decode_request::Message, prefill_event};
@@ -80,6 +81,33 @@ async fn nobody_goes_on_where_a_hand_off_is_lost_after_the_end() {
     let (tokens, last) = outcome(router.start_run(Mode::Disaggregated, 4)).await;
     assert_eq!(tokens, [7]);
     assert_stopped(&last);
+    router.holds_nothing().await;
+}
+
+#[tokio::test]
+async fn a_stop_string_that_was_found_counts_though_its_client_leaves_at_once() {
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&d]);
+    router.ready(1).await;
+    d.decode(async |mut requests, answers| {
+        begin(&mut requests, &answers).await;
+        answers.send(Event::Token(token(7, PROMPT))).await;
+        answers.closed().await;
+    });
+    let mut handle = router.start_run(Mode::Aggregated, 4);
+    let run = handle.run.to_string();
+    let read = handle.next().await;
+    assert!(
+        matches!(read, Some(RunEvent::Token { id: 7, .. })),
+        "{read:?}"
+    );
+    handle.stop_matched();
+    drop(handle);
+    let outcome = router.record(&run).await.outcome.unwrap();
+    assert_eq!(
+        (outcome.status, outcome.output_tokens),
+        (RunStatus::Completed, 1)
+    );
     router.holds_nothing().await;
 }
 

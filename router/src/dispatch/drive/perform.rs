@@ -7,7 +7,6 @@ use baton_protocol::lifecycle::{Plan, State};
 use baton_protocol::wire::{self, decode_request};
 use futures::FutureExt as _;
 use futures::future::join_all;
-use tokio::sync::oneshot::error::TryRecvError;
 use tokio::time::sleep_until;
 use tracing::{Span, debug, info, info_span};
 
@@ -85,16 +84,6 @@ impl Drive {
                 }
             }
             self.count_states();
-            if !self.told && stop_open {
-                match self.sink.stop.try_recv() {
-                    Err(TryRecvError::Empty) => {}
-                    counted => {
-                        if let Some(ending) = stopped(counted.ok(), &mut stop_open) {
-                            return ending;
-                        }
-                    }
-                }
-            }
             if self.hears(performance) {
                 continue;
             }
@@ -109,13 +98,14 @@ impl Drive {
             } = performance;
             tokio::select! {
                 biased;
-                () = self.sink.client_gone.cancelled(), if !self.told => {
-                    return AttemptEnding::Run(Ending::ClientGone);
-                }
+                // First: a front that found a stop string has its answer, and may be gone already.
                 counted = &mut self.sink.stop, if !self.told && stop_open => {
                     if let Some(ending) = stopped(counted.ok(), &mut stop_open) {
                         return ending;
                     }
+                }
+                () = self.sink.client_gone.cancelled(), if !self.told => {
+                    return AttemptEnding::Run(Ending::ClientGone);
                 }
                 event = next(prefill) => {
                     let now = self.shared.clock.now();
@@ -140,11 +130,13 @@ impl Drive {
     }
 
     /// Takes what the Decode stream has brought already. Tokens come several at a time, and a timer and a watch on the client for
-    /// each would cost more than the token. False: there is something else to look at, or to be waited for.
+    /// each would cost more than the token. False: there is something else to look at, a stop string that was found among it, or to be
+    /// waited for.
     fn hears(&mut self, performance: &mut Performance) -> bool {
         let now = self.shared.clock.now();
-        let gone = !self.told && self.sink.client_gone.is_cancelled();
-        if gone || now >= self.deadline || performance.prefill.is_some() {
+        let ended = self.sink.client_gone.is_cancelled() || !self.sink.stop.is_empty();
+        let ended = ended && !self.told;
+        if ended || now >= self.deadline || performance.prefill.is_some() {
             return false;
         }
         let Some(event) = next(&mut performance.decode).now_or_never() else {
