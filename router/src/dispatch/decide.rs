@@ -38,6 +38,22 @@ impl Spent {
         self.back_offs = 0;
         self.room_in = None;
     }
+
+    /// The soonest that a worker expects to have room, of all that refused since the last wait and of the one that `failure` is about.
+    fn soonest(&self, failure: &Failure) -> Option<Duration> {
+        let said = [self.room_in, failure.retry_after];
+        said.into_iter().flatten().min()
+    }
+
+    /// The run ends by `failure`. Its client is told the soonest that anybody has room, whoever was asked last.
+    #[must_use]
+    pub fn told(&self, failure: Failure) -> Failure {
+        let retry_after = self.soonest(&failure);
+        Failure {
+            retry_after,
+            ..failure
+        }
+    }
 }
 
 /// What the policy and the moment allow.
@@ -148,8 +164,7 @@ fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment)
         allowed.patience.min(GONE_PATIENCE)
     };
     let doubled = BACK_OFF.saturating_mul(1 << spent.back_offs.min(8));
-    let room_in = [spent.room_in, failure.retry_after];
-    let room_in = room_in.into_iter().flatten().min();
+    let room_in = spent.soonest(failure);
     let wait = room_in
         .unwrap_or_default()
         .max(doubled)
@@ -168,7 +183,8 @@ fn back_off(failure: &Failure, spent: &mut Spent, allowed: Allowed, now: Moment)
     Next::BackOff(wait)
 }
 
-/// Whole seconds that a client is told to wait, for the classes that are answered with 503.
+/// Whole seconds that a client is told to wait, for the classes that are answered with 503: what workers have said, and never less than
+/// the policy does.
 pub fn retry_after_seconds(failure: &Failure, policy: &Policy) -> Option<u64> {
     let worth_a_retry = failure.class.status() == 503;
     worth_a_retry.then(|| {
@@ -344,6 +360,42 @@ mod tests {
         };
         let next = decide(&refused, &mut Spent::default(), hasty, Moment(0));
         assert!(matches!(next, Next::BackOff(_)), "{next:?}");
+    }
+
+    #[test]
+    fn a_client_is_told_the_soonest_that_was_said_since_the_last_wait() {
+        let mut spent = Spent::default();
+        let mut policy = Policy::new("chat", "m", &[], &["d"]);
+        let nobody = failure(FailureClass::NoWorker);
+        let seconds = |spent: &Spent, policy: &Policy| {
+            retry_after_seconds(&spent.told(nobody.clone()), policy)
+        };
+        assert_eq!(
+            seconds(&spent, &policy),
+            Some(1),
+            "nobody has said anything"
+        );
+        let mut refused = failure(FailureClass::NoWorker).at(&"w".into());
+        for milliseconds in [9_000, 2_100, 7_000] {
+            refused.retry_after = Some(Duration::from_millis(milliseconds));
+            decide(&refused, &mut spent, allowed(), Moment(0));
+        }
+        assert_eq!(seconds(&spent, &policy), Some(3), "in whole seconds");
+        policy.admission.retry_after_seconds = 5;
+        assert_eq!(
+            seconds(&spent, &policy),
+            Some(5),
+            "the policy's is the least"
+        );
+        // The one that ends the search has said so itself.
+        let last = spent.told(refused);
+        assert_eq!(last.retry_after, Some(Duration::from_millis(2_100)));
+        decide(&nobody, &mut spent, allowed(), Moment(0));
+        assert_eq!(
+            spent.told(nobody.clone()).retry_after,
+            None,
+            "it was waited for"
+        );
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl Drive {
                         continue;
                     }
                 },
-                Err(NoPlan::Final(failure)) => return Ending::Failed(failure),
+                Err(NoPlan::Final(failure)) => return Ending::Failed(self.spent.told(failure)),
                 Err(NoPlan::Search(failure)) => {
                     let next = self.decide(&failure);
                     (failure, next)
@@ -278,7 +278,9 @@ impl Drive {
                 // Whoever failed may be back.
                 self.excluded.clear();
             }
-            Next::RecomputeInPlace | Next::GiveUp => return Some(Ending::Failed(failure.last())),
+            Next::RecomputeInPlace | Next::GiveUp => {
+                return Some(Ending::Failed(self.spent.told(failure.last())));
+            }
         }
         None
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use baton_placement::policy::Policy;
+use baton_placement::policy::{NoPrefillAction, Policy};
 use baton_placement::record::RunStatus;
 use baton_protocol::lifecycle::State;
-use baton_protocol::wire::{self, decode_event::Event, watch_event};
+use baton_protocol::wire::{self, decode_event::Event, prefill_event, watch_event};
 use baton_router::openai::error::ApiError;
 use baton_router::run::{Mode, RunEvent, RunHandle};
 use tokio::time::{Instant, sleep};
@@ -60,14 +60,16 @@ async fn refuse(call: &OpenDecode, reason: &str, milliseconds: u64) {
     call.answers.send(Event::Refused(refused)).await;
 }
 
-/// From now on whoever is asked refuses, and has room after so long. Counts how often.
-fn all_refuse(mut calls: Calls, milliseconds: u64) -> Arc<AtomicU32> {
+/// From now on whoever is asked refuses, and has room after so long: the first that is asked after the first time, all from the last
+/// one on after that. Counts how often.
+fn all_refuse<const TIMES: usize>(mut calls: Calls, milliseconds: [u64; TIMES]) -> Arc<AtomicU32> {
     let asked = Arc::new(AtomicU32::new(0));
     let counted = asked.clone();
     tokio::spawn(async move {
         while let Some(call) = calls.decodes.recv().await {
-            counted.fetch_add(1, Ordering::Relaxed);
-            refuse(&call, "pool-full", milliseconds).await;
+            let before = counted.fetch_add(1, Ordering::Relaxed) as usize;
+            let room_in = milliseconds[before.min(TIMES - 1)];
+            refuse(&call, "pool-full", room_in).await;
         }
     });
     asked
@@ -137,7 +139,7 @@ async fn workers_that_all_refuse_are_asked_again_and_again_until_the_deadline() 
         let card = with_incarnation(samples::prefill_card("p"), 2);
         workers.push(Double::start(card, ARTIFACT).await);
         let router = serving(&policy, &workers).await;
-        let asked = all_refuse(Double::direct_all(&workers), 0);
+        let asked = all_refuse(Double::direct_all(&workers), [0]);
         let began = Instant::now();
         let handle = router.start_run(mode, 6);
         let run = handle.run.to_string();
@@ -153,6 +155,55 @@ async fn workers_that_all_refuse_are_asked_again_and_again_until_the_deadline() 
         assert_eq!(record.states.last().unwrap().attempt, asked, "{mode}");
         router.holds_nothing().await;
     }
+}
+
+#[tokio::test]
+async fn a_client_whom_all_refuse_is_told_when_the_first_of_them_has_room() {
+    let mut policy = policy();
+    // Shorter than the wait before they are asked again, and longer than they take to refuse.
+    policy.timeouts.reserve_seconds = 0.9;
+    let workers = decoding(&["d1", "d2", "d3"]).await;
+    let router = serving(&policy, &workers).await;
+    let asked = all_refuse(Double::direct_all(&workers), [3_000, 9_000, 7_000]);
+    let (tokens, last) = outcome(router.start_run(Mode::Aggregated, 6)).await;
+    assert!(tokens.is_empty());
+    let RunEvent::Failed(failure) = &last else {
+        panic!("nobody takes it: {last:?}");
+    };
+    assert_eq!(failure.retry_after_seconds, Some(3));
+    told(last, "no_worker");
+    assert_eq!(asked.load(Ordering::Relaxed), 3, "each once");
+    router.holds_nothing().await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_for_good_after_a_worker_has_refused_is_told_when_that_has_room() {
+    let mut policy = policy();
+    policy.timeouts.reserve_seconds = 0.9;
+    policy.on_no_prefill.action = NoPrefillAction::Reject;
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let card = with_incarnation(samples::prefill_card("p"), 2);
+    let p = Double::start(card, ARTIFACT).await;
+    let router = Router::start(&policy, &[&d, &p]);
+    router.ready(2).await;
+    p.prefill(vec![prefill_event::Event::Refused(wire::Refused {
+        reason: "pool-full".to_owned(),
+        message: "not now".to_owned(),
+        retry_after_milliseconds: 4_000,
+    })]);
+    d.decode(async |_requests, answers| {
+        let reserved = Event::Reserved(wire::Admission::default());
+        answers.send(reserved).await;
+        answers.closed().await;
+    });
+    let (tokens, last) = outcome(router.start_run(Mode::Disaggregated, 6)).await;
+    assert!(tokens.is_empty());
+    let RunEvent::Failed(failure) = last else {
+        panic!("there is no other prefill worker: {last:?}");
+    };
+    assert_eq!((failure.status, failure.code), (503, "no_worker"));
+    assert_eq!(failure.retry_after_seconds, Some(4));
+    router.holds_nothing().await;
 }
 
 #[tokio::test]
@@ -207,7 +258,7 @@ async fn a_client_that_leaves_between_two_attempts_is_not_waited_out() {
     let router = serving(&policy(), &workers).await;
     let (run, call) = begun(&router, &mut calls).await;
     // The other one has room in a minute: of that a run waits a second before it asks again.
-    let asked = all_refuse(calls, 60_000);
+    let asked = all_refuse(calls, [60_000]);
     call.answers.fail().await;
     let id = run.run.to_string();
     let over = Seen::CancelOperation(format!("{id}/2/decode"));
