@@ -110,6 +110,12 @@ fn observed_facts(
                 .filter(|_| declared("/engine/kvCacheDtype").is_none_or(|kv| kv == "Auto")),
             seen(&card.identity.kv_dtype).filter(|dtype| !dtype.starts_with("F8")),
         ),
+        (
+            "engine.maxModelLength",
+            declared("/engine/maxModelLength"),
+            // A server says it itself. A worker of Baton's own shortens it to what its model and its KV memory hold.
+            declared("/engine/url").map(|_| card.capacity.max_context.to_string()),
+        ),
     ];
     compared
         .into_iter()

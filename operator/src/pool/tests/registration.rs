@@ -54,7 +54,9 @@ fn beside(change: &Value) -> Scene {
 }
 
 fn served() -> Scene {
-    beside(&json!({"engine": {"dtype": "BF16"}, "parallelism": {"pipeline": 2}}))
+    beside(&json!({
+        "engine": {"dtype": "BF16", "maxModelLength": 8192}, "parallelism": {"pipeline": 2},
+    }))
 }
 
 fn with_card(mut scene: Scene, change: impl FnOnce(&mut Card)) -> Scene {
@@ -127,7 +129,11 @@ fn each_contradiction_keeps_the_gate_closed_and_is_named_with_both_values() {
             },
         ),
     ];
-    let server: [(&str, Change); 4] = [
+    let server: [(&str, Change); 5] = [
+        (
+            "engine.maxModelLength is \"4096\" on the card, declared is \"8192\"",
+            |card| card.capacity.max_context = 4096,
+        ),
         (
             "parallelism.tensor is \"2\" on the card, declared is \"1\"",
             |card| card.layout.tensor = Fact::observed(2),
@@ -201,6 +207,14 @@ fn what_is_declared_of_a_server_is_held_only_against_what_was_seen_of_it() {
         let gate = gate(&plan).unwrap();
         assert_eq!(gate.status, "True", "{why}: {:?}", gate.message);
     }
+}
+
+#[test]
+fn a_worker_of_batons_own_may_shorten_what_it_takes_to_what_it_holds() {
+    let declared = json!({"replicas": 1, "engine": {"maxModelLength": 8192}});
+    let scene = Scene::new(&declared).with([pod("a").running()]);
+    let shorter = with_card(scene, |card| card.capacity.max_context = 4096);
+    assert_eq!(gate(&shorter.plan()).unwrap().status, "True");
 }
 
 #[test]

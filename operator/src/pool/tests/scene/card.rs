@@ -19,6 +19,10 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
     let block_size = u32::try_from(block_size.as_u64().unwrap()).unwrap();
     // Of a server beside the daemon alone.
     let told = |pointer: &str| configuration.pointer(pointer).and_then(Value::as_str);
+    let longest = configuration.pointer("/engine/maxModelLength");
+    let longest = longest
+        .and_then(Value::as_u64)
+        .map(|longest| u32::try_from(longest).unwrap());
     let devices = |pointer: &str| {
         let count = configuration.pointer(pointer).and_then(Value::as_u64);
         Fact::observed(u32::try_from(count.unwrap_or(1)).unwrap())
@@ -59,6 +63,7 @@ pub(in crate::pool::tests) fn card(pod: &Pod) -> Card {
         accelerator: String::new(),
         capacity: Capacity {
             block_size,
+            max_context: longest.unwrap_or(sample.capacity.max_context),
             ..sample.capacity
         },
         topology: Vec::new(),
