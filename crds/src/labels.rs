@@ -57,6 +57,7 @@ pub const PROGRESSING: &str = "Progressing";
 pub const RECONCILING: &str = "Reconciling";
 pub const STALLED: &str = "Stalled";
 pub const COMPATIBLE: &str = "Compatible";
+pub const TOKENIZER_VERIFIED: &str = "TokenizerVerified";
 pub const ACCEPTED: &str = "Accepted";
 pub const DISAGGREGATING: &str = "Disaggregating";
 

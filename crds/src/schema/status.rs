@@ -103,7 +103,7 @@ pub(crate) static POOL_STATUS: &[Field] = &[
     ),
     field(
         "conditions",
-        "Ready, Available, Progressing, Reconciling, Stalled, Compatible.",
+        "Ready, Available, Progressing, Reconciling, Stalled, Compatible, TokenizerVerified.",
         CONDITIONS,
     ),
 ];

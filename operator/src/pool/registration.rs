@@ -7,7 +7,7 @@
 //! its own node. Otherwise an operator that is cut off from the pods' network would take every worker from the routers at once.
 
 use baton_crds::{labels, pool};
-use baton_protocol::card::Card;
+use baton_protocol::card::{Card, TextCheck};
 use baton_protocol::identity::{Fact, FactSource};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -16,8 +16,11 @@ use serde_json::Value;
 
 use super::member::{Member, annotation};
 use super::observed::Observed;
+use super::trouble::sentence;
 
 pub(crate) const CARD_READ: &str = "CardRead";
+/// The card is accepted. What it says against its own tokenizer is kept on the pod, as the operator's memory is not.
+pub(crate) const TOKENIZER_UNVERIFIED: &str = "TokenizerUnverified";
 pub(crate) const CARD_MISMATCH: &str = "CardMismatch";
 pub(crate) const CARD_UNAVAILABLE: &str = "CardUnavailable";
 
@@ -38,7 +41,12 @@ fn change(member: &Member<'_>, observed: &Observed, current: &str) -> Option<Pod
     let known = member.registered();
     let (status, reason, message) = match &report.card {
         Ok(card) => match contradictions(card, member, observed, current).as_slice() {
-            [] => ("True", CARD_READ, String::new()),
+            [] => match &card.text {
+                TextCheck::Verified => ("True", CARD_READ, String::new()),
+                TextCheck::Unverified { reason } => {
+                    ("True", TOKENIZER_UNVERIFIED, sentence(reason))
+                }
+            },
             found => {
                 let message = format!(
                     "the worker's card contradicts its pool: {}",

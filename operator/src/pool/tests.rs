@@ -4,6 +4,7 @@ mod disruption;
 mod drain;
 mod engine;
 mod histories;
+mod lacking;
 mod pending;
 mod registration;
 mod render;

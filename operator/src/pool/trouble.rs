@@ -204,7 +204,7 @@ fn slow(member: &Member<'_>, observed: &Observed) -> Option<Trouble> {
 }
 
 /// Others' texts, bounded and in one line, without the stop at their end.
-fn sentence(text: &str) -> String {
+pub(crate) fn sentence(text: &str) -> String {
     const LONGEST: usize = 300;
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
@@ -226,14 +226,18 @@ pub(crate) fn told(troubles: &[(&str, Trouble)]) -> Option<Trouble> {
     let alike = troubles
         .iter()
         .filter(|(_, other)| other.reason == first.reason);
-    let more = alike.count() - 1;
-    let others = match more {
-        0 => String::new(),
-        1 => " (and 1 pod alike)".to_owned(),
-        more => format!(" (and {more} pods alike)"),
-    };
+    let others = others(alike.count());
     Some(Trouble {
         message: format!("pod {pod} {}{others}", first.message),
         ..first.clone()
     })
+}
+
+/// After the name of one of so many pods of which the same is to be said.
+pub(crate) fn others(pods: usize) -> String {
+    match pods.saturating_sub(1) {
+        0 => String::new(),
+        1 => " (and 1 pod alike)".to_owned(),
+        more => format!(" (and {more} pods alike)"),
+    }
 }

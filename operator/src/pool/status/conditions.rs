@@ -12,6 +12,7 @@
 //! | `Available` | enough replicas are ready to serve: `replicas - maxUnavailable`, and at least one |
 //! | `Progressing` | replicas are being made, replaced or taken away |
 //! | `Compatible` | the pool can be paired with the pools that its policies pair it with; Unknown without such policies |
+//! | `TokenizerVerified` | routers make of a text the tokens that the pool's workers compute with; Unknown before one has registered |
 
 use baton_crds::labels;
 use baton_crds::status::Condition;
@@ -20,6 +21,8 @@ use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
 use crate::pool::member::{Member, created};
 use crate::pool::observed::{Compatibility, CreationError, Level, Observed};
+use crate::pool::registration::TOKENIZER_UNVERIFIED;
+use crate::pool::trouble::others;
 
 pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) -> Vec<Condition> {
     let stalled = stalled(facts, summary, observed);
@@ -57,6 +60,7 @@ pub(super) fn of(facts: &Facts<'_, '_>, summary: &Summary, observed: &Observed) 
         (labels::AVAILABLE, available(summary, observed)),
         (labels::PROGRESSING, moves),
         (labels::COMPATIBLE, compatible(observed)),
+        (labels::TOKENIZER_VERIFIED, tokenizer_verified(facts)),
     ]
     .into_iter()
     .map(|(name, verdict)| {
@@ -298,5 +302,24 @@ fn compatible(observed: &Observed) -> Verdict {
         }) => Verdict::holds("Pairs", message),
         Some(Compatibility { message, .. }) => Verdict::fails("FieldsDiffer", message),
         None => Verdict::unknown("NoPairs", "no RoutePolicy pairs this pool with another"),
+    }
+}
+
+/// By what the gates of the pods say: it is there for an operator that has just started and reaches no worker.
+fn tokenizer_verified(facts: &Facts<'_, '_>) -> Verdict {
+    let serving = facts.members.iter().filter(|member| member.is_serving());
+    let gates = serving.filter_map(|member| Some((member.name, member.registered()?)));
+    let (unverified, verified): (Vec<_>, Vec<_>) = gates
+        .filter(|(_, gate)| gate.status == "True")
+        .partition(|(_, gate)| gate.reason.as_deref() == Some(TOKENIZER_UNVERIFIED));
+    match unverified.first() {
+        Some((pod, gate)) => {
+            let others = others(unverified.len());
+            let why = gate.message.as_deref().unwrap_or_default();
+            let message = format!("no prefix is credited to pod {pod}{others}: {why}");
+            Verdict::fails(TOKENIZER_UNVERIFIED, message)
+        }
+        None if verified.is_empty() => Verdict::unknown("NoneRegistered", "no worker has registered"),
+        None => Verdict::holds("TokensMatch", "routers make the tokens that the workers compute with"),
     }
 }

@@ -53,6 +53,7 @@ fn every_condition_is_there_from_the_first_time_on_and_carries_the_generation() 
         "Available",
         "Progressing",
         "Compatible",
+        "TokenizerVerified",
     ];
     assert_eq!(names, wanted);
     assert!(
