@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use baton_crds::{PoolRole, labels};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use serde_json::Value;
 
 use super::observed::{Observed, PoolObject, WorkerLoad, WorkerReport};
 
@@ -210,6 +211,13 @@ pub(crate) fn label<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
 
 pub(crate) fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     Some(pod.metadata.annotations.as_ref()?.get(name)?.as_str())
+}
+
+/// What the pod's worker was told when it was made; null where nothing can be read.
+pub(crate) fn configuration(pod: &Pod) -> Value {
+    let text = annotation(pod, labels::WORKER_CONFIG);
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
 }
 
 pub(crate) fn condition<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition> {

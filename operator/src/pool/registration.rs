@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
-use super::member::{Member, annotation};
+use super::member::{Member, configuration};
 use super::observed::Observed;
 use super::trouble::sentence;
 
@@ -142,9 +142,7 @@ fn contradictions(
     observed: &Observed,
     current: &str,
 ) -> Vec<String> {
-    let configuration: Value = annotation(member.pod, labels::WORKER_CONFIG)
-        .and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default();
+    let configuration = configuration(member.pod);
     let declared = |pointer: &str| match configuration.pointer(pointer) {
         Some(Value::String(text)) => Some(text.clone()),
         Some(Value::Number(number)) => Some(number.to_string()),

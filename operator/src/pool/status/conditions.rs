@@ -14,12 +14,12 @@
 //! | `Compatible` | the pool can be paired with the pools that its policies pair it with; Unknown without such policies |
 //! | `TokenizerVerified` | routers make of a text the tokens that the pool's workers compute with; Unknown before one has registered |
 
-use baton_crds::labels;
 use baton_crds::status::Condition;
+use baton_crds::{PoolRole, labels};
 
 use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
-use crate::pool::member::{Member, created};
+use crate::pool::member::{CONTAINER, ENGINE, Member, configuration, created};
 use crate::pool::observed::{Compatibility, CreationError, Level, Observed};
 use crate::pool::registration::TOKENIZER_UNVERIFIED;
 use crate::pool::trouble::others;
@@ -249,6 +249,17 @@ fn remarks(facts: &Facts<'_, '_>, observed: &Observed) -> String {
             level.name, level.node_label
         ));
     }
+    let mut severed = facts
+        .members
+        .iter()
+        .filter(|member| has_lost_its_plug_in(member, observed));
+    if let Some(member) = severed.next() {
+        remarks.push_str(&format!(
+            "; no prompt is sent to pod {}{}: its daemon takes none, as while vLLM's BatonConnector does not call it: see the logs of its containers {ENGINE} and {CONTAINER}",
+            member.name,
+            others(1 + severed.count())
+        ));
+    }
     let foreign = facts
         .foreign
         .iter()
@@ -261,6 +272,18 @@ fn remarks(facts: &Facts<'_, '_>, observed: &Observed) -> String {
         ));
     }
     remarks
+}
+
+/// A daemon without its prefill server's plug-in says that it drains, lest a prompt be computed for nobody, and is ready all the same.
+/// One that was told to drain is not ready.
+fn has_lost_its_plug_in(member: &Member<'_>, observed: &Observed) -> bool {
+    observed.pool.role == PoolRole::Prefill
+        && member.is_serving()
+        && member.ready
+        && member.load().is_some_and(|load| load.draining)
+        && configuration(member.pod)
+            .pointer("/engine/connectorSocket")
+            .is_some()
 }
 
 /// A level that somebody counts on and that the pod's node does not say. Of the others most clusters lack some.
@@ -319,7 +342,12 @@ fn tokenizer_verified(facts: &Facts<'_, '_>) -> Verdict {
             let message = format!("no prefix is credited to pod {pod}{others}: {why}");
             Verdict::fails(TOKENIZER_UNVERIFIED, message)
         }
-        None if verified.is_empty() => Verdict::unknown("NoneRegistered", "no worker has registered"),
-        None => Verdict::holds("TokensMatch", "routers make the tokens that the workers compute with"),
+        None if verified.is_empty() => {
+            Verdict::unknown("NoneRegistered", "no worker has registered")
+        }
+        None => Verdict::holds(
+            "TokensMatch",
+            "routers make the tokens that the workers compute with",
+        ),
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::json;
 
 use super::scene::{Scene, pod, ready};
-use crate::pool::Action;
+use crate::pool::{Action, WorkerLoad};
 
 const WHY: &str = "sample text 2: at place 5 the model's files give token 3, the server token 5 (9 and 8 tokens in all)";
 
@@ -118,4 +118,42 @@ fn the_words_of_a_server_are_one_short_line_of_a_condition() {
     assert!(message.starts_with("status 500: x"), "{message}");
     assert_eq!(message.len(), 300);
     crate::bounds::fits("DecodePool", &scene.plan().status);
+}
+
+#[test]
+fn a_prefill_server_without_its_plug_in_is_named_and_told_from_one_that_drains() {
+    let said = |scene: &Scene| {
+        let condition = find(scene, "Ready");
+        assert_eq!(condition.status, "True");
+        let (_, remark) = condition.message.split_once("; no prompt is sent to ")?;
+        Some(remark.to_owned())
+    };
+    let takes_none = |scene: &mut Scene, pod: &str| {
+        let report = scene.observed.workers.get_mut(pod).unwrap();
+        report.load = Ok(WorkerLoad {
+            draining: true,
+            ..WorkerLoad::default()
+        });
+    };
+    let mut scene = servers(PoolRole::Prefill, &["a", "b", "c"]);
+    assert_eq!(said(&scene), None);
+    takes_none(&mut scene, "c");
+    takes_none(&mut scene, "b");
+    let remark = said(&scene).unwrap();
+    assert!(remark.starts_with("pod b (and 1 pod alike): "), "{remark}");
+    assert!(remark.ends_with("containers engine and worker"), "{remark}");
+    assert_eq!(settle(&mut scene), [], "it stays registered");
+
+    // A server that decodes computes its own prompts; without a plug-in there is none to lose; one that is to go drains.
+    let mut decodes = servers(PoolRole::Decode, &["a"]);
+    takes_none(&mut decodes, "a");
+    assert_eq!(said(&decodes), None);
+    let mut whole = Scene::new(&json!({"replicas": 1}));
+    whole.observed.pool.role = PoolRole::Prefill;
+    whole.add(ready("a"));
+    takes_none(&mut whole, "a");
+    assert_eq!(said(&whole), None);
+    let mut leaving = servers(PoolRole::Prefill, &["a"]);
+    leaving.add(ready("b").running_sequences(1).draining(3));
+    assert_eq!(said(&leaving), None);
 }
