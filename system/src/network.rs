@@ -19,6 +19,22 @@ pub use stream::{Duplex, Stream};
 /// After an accept that failed (no file descriptors left, say): long enough not to spin, short beside any deadline.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Reads where a process is to listen, `ADDRESS:PORT`, from its command line or its environment. There a variable may be meant for a
+/// program that asks this one: `BATON_ADMIN` of `make cluster-env` is a URL.
+///
+/// # Errors
+/// What is wrong, for whoever has set it.
+pub fn listening(text: &str) -> Result<SocketAddr, String> {
+    if text.contains("://") {
+        return Err(
+            "a URL is where others call; to listen, give ADDRESS:PORT on the command line, or unset the variable that says this"
+                .to_owned(),
+        );
+    }
+    text.parse()
+        .map_err(|error| format!("{error}: give ADDRESS:PORT, as 127.0.0.1:0"))
+}
+
 /// Makes sockets. Waits have no bound here: callers set one.
 pub trait Network: Debug + Send + Sync {
     /// Listens on `host:port`; port 0 takes a free one.
@@ -120,5 +136,25 @@ impl axum::serve::Listener for Listener {
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
         Self::local_addr(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_no_place_to_listen_and_whoever_gives_one_is_told_so() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 8001));
+        assert_eq!(listening("127.0.0.1:8001"), Ok(address));
+        for (text, says) in [
+            ("http://127.0.0.1:8001", "unset the variable"),
+            ("https://[::1]:8001/", "unset the variable"),
+            ("127.0.0.1", "give ADDRESS:PORT"),
+            ("", "give ADDRESS:PORT"),
+        ] {
+            let error = listening(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use baton_system::network::listening;
 use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::Parser;
 
@@ -17,7 +18,7 @@ pub struct Flags {
     pub listen: SocketAddr,
 
     /// Address of health, metrics, fleet and decisions; not for clients.
-    #[arg(long, env = "BATON_ADMIN", default_value = "127.0.0.1:8001")]
+    #[arg(long, env = "BATON_ADMIN", default_value = "127.0.0.1:8001", value_parser = listening)]
     pub admin: SocketAddr,
 
     /// JSON list of policies; read again when it changes.
@@ -210,6 +211,15 @@ mod tests {
         ] {
             let error = flags(words).origin().unwrap_err();
             assert!(error.contains(says), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_router_does_not_listen_at_the_url_of_another() {
+        let words = ["baton-router", "--admin", "http://127.0.0.1:8001"];
+        let error = Flags::try_parse_from(words).unwrap_err().to_string();
+        for says in ["--admin", "http://127.0.0.1:8001", "give ADDRESS:PORT"] {
+            assert!(error.contains(says), "{error}");
         }
     }
 

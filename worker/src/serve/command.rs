@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use baton_protocol::hash::HashKey;
 use baton_system::ending::{Signal, Signals, parent_gone};
+use baton_system::network::listening;
 use baton_system::process::WrongInput;
 use baton_telemetry::settings::{Settings, TraceFlags};
 use clap::{Args, Parser, Subcommand};
@@ -44,7 +45,7 @@ struct Serve {
     #[arg(long, env = "BATON_TRANSFER", default_value = "127.0.0.1:7001")]
     transfer: SocketAddr,
     /// HTTP: card, load, metrics, health.
-    #[arg(long, env = "BATON_ADMIN", default_value = "127.0.0.1:7002")]
+    #[arg(long, env = "BATON_ADMIN", default_value = "127.0.0.1:7002", value_parser = listening)]
     admin: SocketAddr,
     /// Host that others reach this worker by, where it is not the one it listens on (a pod's address).
     #[arg(long, env = "BATON_ADVERTISE")]
