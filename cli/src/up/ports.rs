@@ -4,6 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::Context;
 
+/// Where ports are looked for: above what services of a machine have, below what this kernel gives to connections that go out. One of
+/// those could have a child's port while the child is down.
+const LEAST: u16 = 10_000;
+const MOST: u16 = 30_000;
+/// Draws before the kernel is asked.
+const DRAWS: usize = 64;
+
 /// Holds the ports that were chosen until all are, so that none is given twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
@@ -13,10 +20,19 @@ pub(crate) struct Ports {
 impl Ports {
     /// A free port of loopback.
     pub(crate) fn free(&mut self) -> anyhow::Result<SocketAddr> {
-        self.take(
-            SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
-            "a worker",
-        )
+        let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+        let below = MOST.min(first_of_connections());
+        for _ in 0..DRAWS {
+            let Some(places) = below.checked_sub(LEAST).filter(|&places| places > 0) else {
+                break;
+            };
+            let drawn = getrandom::u32().context("no random number for a port")?;
+            let place = u16::try_from(drawn % u32::from(places))?;
+            if let Ok(address) = self.take(loopback(LEAST + place), "a worker") {
+                return Ok(address);
+            }
+        }
+        self.take(loopback(0), "a worker")
     }
 
     /// The address as asked for, with port 0 made a free one.
@@ -36,6 +52,15 @@ impl Ports {
     }
 }
 
+/// The first port that the kernel gives to whoever asks for any. Where it does not say, what most have.
+fn first_of_connections() -> u16 {
+    const USUAL: u16 = 32_768;
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .ok()
+        .and_then(|range| range.split_whitespace().next()?.parse().ok())
+        .unwrap_or(USUAL)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +71,10 @@ mod tests {
         let first = ports.free().unwrap();
         let second = ports.free().unwrap();
         assert_ne!(first, second);
+        let outgoing = first_of_connections();
+        for port in [first.port(), second.port()] {
+            assert!(port < outgoing || outgoing <= LEAST, "{port}");
+        }
         let error = ports.take(first, "--listen").unwrap_err().to_string();
         assert_eq!(
             error,
