@@ -377,7 +377,7 @@ fn logs(state: &Path) -> String {
 
 /// # Errors
 /// The path is not text.
-pub(crate) fn path(path: &Path) -> Result<&str> {
+pub fn path(path: &Path) -> Result<&str> {
     path.to_str()
         .with_context(|| format!("{} is no text", path.display()))
 }

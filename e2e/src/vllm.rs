@@ -29,6 +29,12 @@ const SOON: Duration = Duration::from_secs(30);
 pub const MODEL: &str = "tiny";
 /// Tokens of a block: the least that vLLM has on a processor.
 pub const BLOCK: u64 = 32;
+/// A server's engine runs its model in its own process, as vLLM does by itself on one GPU. On a processor the model has a process of its
+/// own, as several GPUs have, which takes as long to start as the others.
+pub const ONE_PROCESS: [&str; 2] = [
+    "--distributed-executor-backend",
+    "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+];
 
 /// vLLM, and a model for it.
 #[derive(Debug)]
@@ -55,20 +61,41 @@ impl Vllm {
     /// # Errors
     /// It has vLLM, and no model can be made.
     pub fn found() -> Result<Option<Self>> {
-        let path = run(&["path"])?;
+        let path = engines(&["path"])
+            .output()
+            .context("e2e/engines/vllm path")?;
         if path.status.code() == Some(NOT_HERE) {
             skipped(String::from_utf8_lossy(&path.stderr).trim());
             return Ok(None);
         }
         let folder = tempfile::tempdir()?;
         let model = folder.path().join("model");
-        let name = crate::fleet::path(&model)?;
-        well(&run(&["model", name])?)?;
-        Ok(Some(Self {
+        let vllm = Self {
             program: PathBuf::from(well(&path)?),
             model,
             folder,
-        }))
+        };
+        vllm.make_model(&[])?;
+        Ok(Some(vllm))
+    }
+
+    fn make_model(&self, more: &[&str]) -> Result<()> {
+        let mut command = engines(&["model", crate::fleet::path(&self.model)?]);
+        self.keeps_bytecode(command.args(more));
+        well(&command.output()?)?;
+        Ok(())
+    }
+
+    /// What Python compiles of vLLM is kept with it: a server has two or three processes, and without bytecode each compiles anew all that
+    /// it imports, half of the time that it starts in. In a folder of its own, so that none lies among Baton's sources.
+    fn bytecode(&self) -> PathBuf {
+        self.program.with_file_name("../bytecode")
+    }
+
+    fn keeps_bytecode(&self, command: &mut Command) {
+        command
+            .env("PYTHONPYCACHEPREFIX", self.bytecode())
+            .env_remove("PYTHONDONTWRITEBYTECODE");
     }
 
     /// The Python of vLLM's environment.
@@ -125,10 +152,8 @@ impl Vllm {
     /// # Errors
     /// It cannot be made.
     pub fn other_weights(&self) -> Result<()> {
-        let (own, other) = (self.folder.path().join("own"), &self.model);
-        std::fs::rename(other, own)?;
-        well(&run(&["model", crate::fleet::path(other)?, "--seed", "1"])?)?;
-        Ok(())
+        std::fs::rename(&self.model, self.folder.path().join("own"))?;
+        self.make_model(&["--seed", "1"])
     }
 
     /// # Errors
@@ -165,42 +190,61 @@ impl Vllm {
             text = text.replace(before, after);
         }
         let connector = repository().join("worker/connectors/vllm");
-        let program = self.with_later_flags()?;
+        let program = self.with_later_words()?;
         let mut variables = changed.variables.to_vec();
         variables.push(("BATON_VLLM", crate::fleet::path(&program)?));
         variables.push(("BATON_VLLM_CONNECTOR", crate::fleet::path(&connector)?));
         Fleet::slow(&text, READY, &variables).await
     }
 
-    /// Servers that start from now on have these flags after their pool's, so that they win: as if somebody had changed what a server is
-    /// started with.
+    /// Servers of a pool that start from now on have these flags after their pool's, so that they win: as if somebody had changed what a
+    /// server is started with.
     ///
     /// # Errors
     /// They cannot be written.
-    pub fn later_flags(&self, flags: &str) -> Result<()> {
-        Ok(std::fs::write(self.folder.path().join("flags"), flags)?)
+    pub fn later_flags(&self, pool: &str, flags: &str) -> Result<()> {
+        let file = self.folder.path().join(format!("{pool}.flags"));
+        Ok(std::fs::write(file, flags)?)
     }
 
-    /// The program, with what [`Self::later_flags`] adds.
-    fn with_later_flags(&self) -> Result<PathBuf> {
+    /// Servers of a pool that start from now on have vLLM's own endpoints for development no more, as a user's have not.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn later_without_development(&self, pool: &str) -> Result<()> {
+        let file = self.folder.path().join(format!("{pool}.user"));
+        Ok(std::fs::write(file, "")?)
+    }
+
+    /// The program, with what is written of later ones, and with its bytecode.
+    fn with_later_words(&self) -> Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt;
-        self.later_flags("")?;
-        let (program, flags) = (&self.program, self.folder.path().join("flags"));
-        let (program, flags) = (crate::fleet::path(program)?, crate::fleet::path(&flags)?);
+        for pool in ["prefill", "decode"] {
+            self.later_flags(pool, "")?;
+        }
+        let (program, folder) = (&self.program, self.folder.path());
+        let (program, folder) = (crate::fleet::path(program)?, crate::fleet::path(folder)?);
+        let bytecode = self.bytecode();
+        let bytecode = crate::fleet::path(&bytecode)?;
         let script = self.folder.path().join("vllm");
-        let text = format!("#!/bin/sh\nexec '{program}' \"$@\" $(cat '{flags}')\n");
+        let text = format!(
+            "#!/bin/sh\n\
+             case \"$*\" in *kv_producer*) pool=prefill;; *) pool=decode;; esac\n\
+             [ ! -e '{folder}'/$pool.user ] || unset VLLM_SERVER_DEV_MODE\n\
+             unset PYTHONDONTWRITEBYTECODE\n\
+             export PYTHONPYCACHEPREFIX='{bytecode}'\n\
+             exec '{program}' \"$@\" $(cat '{folder}'/$pool.flags)\n"
+        );
         std::fs::write(&script, text)?;
         std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755))?;
         Ok(script)
     }
 }
 
-fn run(arguments: &[&str]) -> Result<Output> {
-    let program = repository().join("e2e/engines/vllm");
-    Command::new(&program)
-        .args(arguments)
-        .output()
-        .with_context(|| program.display().to_string())
+fn engines(arguments: &[&str]) -> Command {
+    let mut command = Command::new(repository().join("e2e/engines/vllm"));
+    command.args(arguments);
+    command
 }
 
 fn well(output: &Output) -> Result<String> {
@@ -337,9 +381,10 @@ impl Server {
 /// One of them failed.
 pub fn plug_in_tests(vllm: &Vllm) -> Result<String> {
     let folder = repository().join("worker/connectors/vllm");
-    let output = Command::new(vllm.python())
+    let mut command = Command::new(vllm.python());
+    vllm.keeps_bytecode(&mut command);
+    let output = command
         .args([
-            "-B",
             "-W",
             "error::SyntaxWarning",
             "-m",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use baton_e2e::fleet::Fleet;
+use baton_e2e::fleet::{Fleet, path};
 use baton_e2e::record::Record;
 use baton_e2e::vllm::{Changed, Server, Vllm};
 use baton_e2e::{told, wait};
@@ -13,35 +13,37 @@ use super::gated::Gated;
 use super::{aborts, deaths, events, odd};
 
 const EXAMPLE: &str = "vllm-cpu-baton-connector.yaml";
-/// Prefill workers' daemons flip a byte of the third block that they send: the first hand-off has at least so many.
-const FAULT: (&str, &str) = ("BATON_FAULT", "flip-byte:3");
+/// A daemon flips a byte of the third block that it sends: a hand-off has more.
+const FAULT: &str = "flip-byte:3";
 /// A step computes eight blocks at most: a prompt of 600 words takes several, and its blocks are on their way before the last.
 const ARGS: &str = "--max-num-batched-tokens, \"256\"";
 /// So that an answer of minutes fits.
-const TEXTS: [(&str, &str); 3] = [
+const TEXTS: [(&str, &str); 4] = [
     ("maxModelLength: 4096", "maxModelLength: 18432"),
     ("\"400\"", "\"640\""),
     ("blocks: 512", "blocks: 640"),
+    // Several are waited for until they end.
+    ("leaseSeconds: 30", "leaseSeconds: 15"),
 ];
-/// As in the example.
-const LEASE: Duration = Duration::from_secs(30);
+const LEASE: Duration = Duration::from_secs(15);
+/// A daemon that starts anew is found and used within seconds.
+const FOUND: Duration = Duration::from_secs(60);
 /// Longer than a lease, and than vLLM's own patience with a hand-off.
 const SETTLED: Duration = Duration::from_secs(90);
 
 /// # Errors
 /// What does not hold.
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
-    let mut changed = Changed {
+    let folder = tempfile::tempdir()?;
+    let fault = folder.path().join("fault");
+    // None, until one is written and a daemon starts anew: what sends wrong blocks on purpose has no memory to share.
+    std::fs::write(&fault, "")?;
+    let variable = format!("@{}", path(&fault)?);
+    let changed = Changed {
         arguments: ARGS,
         texts: &TEXTS,
-        variables: &[FAULT],
+        variables: &[("BATON_FAULT", &variable)],
     };
-    let fleet = vllm.pair(EXAMPLE, changed).await?;
-    a_flipped_byte_is_computed_anew(&fleet).await?;
-    told("a flipped byte was found, and the prompt computed anew");
-    fleet.end().await?;
-    // What sends wrong blocks on purpose has no memory to share.
-    changed.variables = &[];
     let fleet = vllm.pair(EXAMPLE, changed).await?;
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
     memory_is_shared(&fleet).await?;
@@ -59,31 +61,54 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     deaths::of_either_that_hands_over(vllm, &fleet, &gated).await?;
     nothing_is_held(&fleet).await?;
     drop(gated);
+    std::fs::write(&fault, FAULT)?;
+    let daemon = fleet.kill(fleet.named("prefill-0")?).await?;
+    fleet.back(&daemon).await?;
+    a_flipped_byte_is_computed_anew(&fleet).await?;
+    told("a flipped byte was found, and the prompt computed anew");
+    nothing_is_held(&fleet).await?;
     fleet.end().await
 }
 
+/// The first prompt that the daemon hands over has it; until the plug-in has found the daemon, none is handed over.
 async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
-    let question = Question::completion(prompt(90, 120));
-    let through = ask(&fleet.api, &question, Some("Disaggregated")).await?;
-    let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
-    same(&question, &direct, &through)?;
-    // Counted as transferred only if it was used.
-    let transferred = decode.transferred_tokens().await?;
-    let tokens = through.body["usage"]["prompt_tokens"]
-        .as_f64()
-        .unwrap_or(0.0);
+    let mut numbers = 600..640;
+    let (tokens, before, record) = wait::until("a block has another byte", FOUND, async || {
+        let words = |error: anyhow::Error| format!("{error:#}");
+        let number = numbers.next().ok_or("no question is left")?;
+        let question = Question::completion(prompt(number, 120));
+        let before = decode.transferred_tokens().await.map_err(words)?;
+        let asked = ask(&fleet.api, &question, Some("Disaggregated"));
+        let through = Box::pin(asked).await.map_err(words)?;
+        let direct = question.clone().salted("direct");
+        let direct = Box::pin(ask(&decode.client, &direct, None)).await;
+        // Not one wrong answer on the way: that ends the test.
+        if let Err(wrong) = direct.and_then(|direct| same(&question, &direct, &through)) {
+            return Ok(Err(wrong));
+        }
+        let run = through.run().map_err(words)?;
+        let record = Record::of(&fleet.admin, run).await.map_err(words)?;
+        let log = std::fs::read_to_string(fleet.state().join("logs/decode-0.log"))
+            .map_err(|error| error.to_string())?;
+        let tokens = through.body["usage"]["prompt_tokens"].as_f64();
+        if log.contains("checksum-mismatch") {
+            Ok(Ok((tokens.unwrap_or(0.0), before, record)))
+        } else {
+            Err(record.text("explanation").to_owned())
+        }
+    })
+    .await??;
     ensure!(tokens > 96.0, "{tokens} tokens are fewer than three blocks");
-    let record = Record::of(&fleet.admin, through.run()?).await?;
     ensure!(record.kind()? == "Remote", "{}", record.0);
+    ensure!(record.0["fallback"].is_null(), "{}", record.0);
+    let failed = &record.0["actual"]["failedTransfers"];
+    ensure!(failed.as_u64() >= Some(1), "{}", record.0);
+    // Counted as transferred only if it was used.
+    let transferred = decode.transferred_tokens().await? - before;
     told(&format!(
         "the flipped block's {tokens} tokens: vLLM counts {transferred} as transferred"
     ));
-    let log = std::fs::read_to_string(fleet.state().join("logs/decode-0.log"))?;
-    ensure!(
-        log.contains("checksum-mismatch"),
-        "the daemon does not tell of it: {log}"
-    );
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use baton_e2e::gate::Held;
 use baton_e2e::process::signal_process;
 use baton_e2e::record::Record;
 use baton_e2e::told;
-use baton_e2e::vllm::{Server, Vllm};
+use baton_e2e::vllm::{ONE_PROCESS, Server, Vllm};
 use baton_e2e::wait;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -30,13 +30,13 @@ pub(crate) async fn of_the_server_that_prefills(
     gated: &Gated,
 ) -> Result<()> {
     // What it is started with the next time.
-    vllm.later_flags("--block-size 64 --dtype bfloat16")?;
+    vllm.later_flags("prefill", "--block-size 64 --dtype bfloat16")?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
     nobody_prefills(fleet, gated, 510).await?;
     let second = back(gated, &first).await?;
     another_is_not_paired(fleet, gated, 520, &["lockSize", "vDtype"]).await?;
 
-    vllm.later_flags("")?;
+    vllm.later_flags("prefill", "")?;
     kill(fleet, ENGINE).await?;
     comes_back_empty(fleet, gated, &second).await?;
     its_prompts_are_credited(fleet, gated).await?;
@@ -57,6 +57,8 @@ pub(crate) async fn of_either_that_hands_over(
     gated: &Gated,
 ) -> Result<()> {
     vllm.other_weights()?;
+    // The plug-in's two halves then meet in one process.
+    vllm.later_flags("prefill", &ONE_PROCESS.join(" "))?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
     let second = back(gated, &first).await?;
     another_is_not_paired(fleet, gated, 520, &["identity.weights"]).await?;

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::equal::{Answered, Question, ask, prompt, same};
 use super::gated::Gated;
 
-/// Longer than the lease of the example, and than a busy machine's answer to a question for metrics.
+/// Longer than a lease, and than a busy machine's answer to a question for metrics.
 const EXPIRED: Duration = Duration::from_secs(90);
 /// Counters are read once a second.
 const SOON: Duration = Duration::from_secs(30);

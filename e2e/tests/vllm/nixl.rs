@@ -5,26 +5,32 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::told;
-use baton_e2e::vllm::{Changed, Server, Vllm};
+use baton_e2e::vllm::{Changed, ONE_PROCESS, Server, Vllm};
 
 use super::equal::{self, Question, ask, same};
 use super::gated::Gated;
 use super::{aborts, deaths, events, leases, odd};
 
 /// A prompt of 200 KB fits, and little more: of 16,600 tokens where each has twelve letters.
-const TEXTS: [(&str, &str); 2] = [
+const TEXTS: [(&str, &str); 3] = [
     ("maxModelLength: 4096", "maxModelLength: 18432"),
     ("\"400\"", "\"640\""),
+    // Several are waited for until they end.
+    ("leaseSeconds: 30", "leaseSeconds: 15"),
 ];
 const LARGE: usize = 200 << 10;
-/// Longer than the example's lease.
+/// Longer than a lease.
 const GIVEN_BACK: Duration = Duration::from_secs(90);
 
 /// # Errors
 /// What does not hold.
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
+    let arguments = format!(
+        "{}, --max-num-batched-tokens, \"1024\"",
+        ONE_PROCESS.join(", ")
+    );
     let changed = Changed {
-        arguments: "--max-num-batched-tokens, \"1024\"",
+        arguments: &arguments,
         texts: &TEXTS,
         ..Changed::default()
     };

@@ -17,6 +17,7 @@ use super::StartError;
 use super::start::{Addresses, Running, Start, start};
 use crate::beside::start as beside;
 use crate::config::WorkerConfig;
+use crate::transport::fault::Fault;
 use crate::transport::shm;
 
 /// The daemon of a GPU pod.
@@ -79,7 +80,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         hash_key,
     );
     if let Ok(fault) = std::env::var("BATON_FAULT") {
-        what.fault = Some(fault.parse().map_err(wrong)?);
+        what.fault = Fault::of_variable(&fault).map_err(wrong)?;
     }
     what.host = shm::host()
         .inspect_err(|error| tracing::warn!(%error, "this host has no id, so Shm is not offered"))

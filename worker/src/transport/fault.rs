@@ -1,7 +1,9 @@
 //! Faults on purpose, for tests of whole processes: a source that lies about one block, as a broken link or a reused block would.
 //!
 //! `BATON_FAULT=flip-byte:N` flips one byte of the Nth block that this process sends (counted from 1), `reuse:N` shows another
-//! generation after its bytes. The worker's own memory stays right. Never set it in production; the worker warns when it is set.
+//! generation after its bytes. The worker's own memory stays right. `BATON_FAULT=@FILE` takes what the file holds when the worker starts,
+//! and nothing where that is empty: of one that is started again, a test chooses when. Never set it in production; the worker warns when
+//! it has a fault.
 
 use std::io;
 use std::str::FromStr;
@@ -29,8 +31,26 @@ pub enum Fault {
 
 /// Not a fault that can be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("BATON_FAULT: {0:?} is no fault: write flip-byte:N or reuse:N with N counted from 1")]
+#[error(
+    "BATON_FAULT: {0:?} is no fault: write flip-byte:N or reuse:N with N counted from 1, or @ and a file that has one"
+)]
 pub struct UnknownFault(String);
+
+impl Fault {
+    /// What the variable asks for.
+    ///
+    /// # Errors
+    /// It, or what its file holds, is no fault; or the file cannot be read.
+    pub fn of_variable(value: &str) -> Result<Option<Self>, UnknownFault> {
+        let Some(file) = value.strip_prefix('@') else {
+            return value.parse().map(Some);
+        };
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| UnknownFault(format!("{value}: {error}")))?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.parse()).transpose()
+    }
+}
 
 impl FromStr for Fault {
     type Err = UnknownFault;
@@ -149,5 +169,25 @@ mod tests {
             let error = text.parse::<Fault>().expect_err(text);
             assert!(error.to_string().contains("flip-byte:N"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_says_which_fault_a_start_has() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("fault");
+        let value = format!("@{}", file.display());
+        let missing = Fault::of_variable(&value).expect_err("no file");
+        assert!(missing.to_string().contains(&value), "{missing}");
+        for (text, fault) in [
+            ("", Ok(None)),
+            ("\n", Ok(None)),
+            ("flip-byte:3\n", Ok(Some(Fault::FlipByte(3)))),
+            ("melt:1", Err(UnknownFault("melt:1".to_owned()))),
+        ] {
+            std::fs::write(&file, text)?;
+            assert_eq!(Fault::of_variable(&value), fault, "{text:?}");
+        }
+        assert_eq!(Fault::of_variable("reuse:1"), Ok(Some(Fault::Reuse(1))));
+        Ok(())
     }
 }
