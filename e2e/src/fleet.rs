@@ -234,10 +234,23 @@ impl Fleet {
     /// # Errors
     /// They cannot be read.
     pub async fn worker_metrics(&self, name: &str) -> Result<Metrics> {
+        let answer = self.worker_admin(name)?.get("/metrics").await?;
+        Metrics::parse(&answer.well()?.text())
+    }
+
+    /// The card of the daemon beside a server, as it says it itself.
+    ///
+    /// # Errors
+    /// It has none now.
+    pub async fn worker_card(&self, name: &str) -> Result<Value> {
+        self.worker_admin(name)?.get_json("/v1/card").await
+    }
+
+    fn worker_admin(&self, name: &str) -> Result<Client> {
         let file = self.state().join("logs").join(format!("{name}.log"));
         let log = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let admin = admin_of(&log).with_context(|| format!("{name} says no address: {log}"))?;
-        Metrics::parse(&Client::new(admin).get("/metrics").await?.well()?.text())
+        Ok(Client::new(admin))
     }
 
     /// Waits until no worker runs, queues, leases or quarantines anything and the router serves nobody: as every worker has just reported

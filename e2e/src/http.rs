@@ -20,6 +20,7 @@ pub struct Client {
     address: SocketAddr,
     /// What every path begins with.
     beneath: &'static str,
+    patience: Duration,
 }
 
 /// A whole answer.
@@ -68,6 +69,7 @@ pub struct Open {
     pub status: u16,
     pub headers: http::HeaderMap,
     body: Incoming,
+    patience: Duration,
     _connection: AbortOnDropHandle<()>,
 }
 
@@ -82,9 +84,10 @@ impl Open {
     /// The connection broke, or nothing came for too long.
     pub async fn more(&mut self) -> Result<Option<Bytes>> {
         loop {
-            let frame = tokio::time::timeout(PATIENCE, self.body.frame())
+            let patience = self.patience;
+            let frame = tokio::time::timeout(patience, self.body.frame())
                 .await
-                .map_err(|_| anyhow!("nothing came for {PATIENCE:?}"))?;
+                .map_err(|_| anyhow!("nothing came for {patience:?}"))?;
             match frame {
                 None => return Ok(None),
                 Some(frame) => {
@@ -199,13 +202,23 @@ impl Client {
         Self {
             address,
             beneath: "",
+            patience: PATIENCE,
         }
+    }
+
+    /// Waits for so long: what a test holds back takes longer than any answer should.
+    #[must_use]
+    pub fn patient(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// A server that is reached under a path of another, as through a proxy. The path is kept for as long as the process runs.
     pub fn beneath(address: SocketAddr, path: String) -> Self {
         let beneath = path.leak();
-        Self { address, beneath }
+        Self {
+            beneath,
+            ..Self::new(address)
+        }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -280,15 +293,17 @@ impl Client {
             // An error of the connection shows as one of the body.
             let _ = connection.await;
         }));
-        let answer = tokio::time::timeout(PATIENCE, sender.send_request(request))
+        let patience = self.patience;
+        let answer = tokio::time::timeout(patience, sender.send_request(request))
             .await
-            .map_err(|_| anyhow!("no headers for {PATIENCE:?}"))?
+            .map_err(|_| anyhow!("no headers for {patience:?}"))?
             .context("no answer")?;
         let (parts, body) = answer.into_parts();
         Ok(Open {
             status: parts.status.as_u16(),
             headers: parts.headers,
             body,
+            patience,
             _connection: connection,
         })
     }

@@ -9,6 +9,7 @@ use baton_e2e::vllm::{Changed, Server, Vllm};
 use baton_e2e::{told, wait};
 
 use super::equal::{self, Question, ask, prompt, same};
+use super::events::Side;
 use super::gated::Gated;
 use super::{aborts, deaths, events, odd};
 
@@ -51,8 +52,10 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     an_expired_lease_is_not_read(&fleet).await?;
     told("a lease expired before it was read, and the prompt was computed anew");
     odd::requests_answer_as_they_do_directly(vllm, &fleet, &[None, Some("Disaggregated")]).await?;
-    events::a_reset_is_followed(&fleet, 52).await?;
-    events::an_eviction_storm_is_followed(&fleet, 200).await?;
+    for (side, number) in [(Side::Decode, 52), (Side::Prefill, 55)] {
+        events::a_reset_is_followed(&fleet, side, number).await?;
+    }
+    events::an_eviction_storm_is_followed(&fleet, Side::Decode, 200).await?;
     nothing_is_held(&fleet).await?;
     let gated = Gated::over(&fleet).await?;
     aborts::in_each_phase(&fleet, &gated).await?;

@@ -1,4 +1,5 @@
-//! The server that prefills dies and comes back: as another one, which is not paired, and as it was; or only the daemon beside it dies.
+//! Servers die and come back: as others, which are not paired, and as they were, under the parameters of a hand-off that was for the one
+//! before; or only the daemon beside one dies.
 
 use std::time::Duration;
 
@@ -21,14 +22,14 @@ const BACK: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
 const ENGINE: &str = "prefill-0-engine";
 const DAEMON: &str = "prefill-0";
+const DECODE_ENGINE: &str = "decode-0-engine";
+const DECODE: &str = "decode-0";
+/// As `baton up` gives it, but for the policy: what cannot be fetched fails, as without a word of Baton's it would by vLLM's default.
+const FAILS: &str = r#"--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":15}}"#;
 
 /// # Errors
 /// What does not hold.
-pub(crate) async fn of_the_server_that_prefills(
-    vllm: &Vllm,
-    fleet: &Fleet,
-    gated: &Gated,
-) -> Result<()> {
+pub(crate) async fn of_the_servers(vllm: &Vllm, fleet: &Fleet, gated: &Gated) -> Result<()> {
     // What it is started with the next time.
     vllm.later_flags("prefill", "--block-size 64 --dtype bfloat16")?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
@@ -37,12 +38,74 @@ pub(crate) async fn of_the_server_that_prefills(
     another_is_not_paired(fleet, gated, 520, &["lockSize", "vDtype"]).await?;
 
     vllm.later_flags("prefill", "")?;
+    vllm.later_without_development("prefill")?;
+    vllm.later_flags("decode", FAILS)?;
+    let decode = worker(gated, DECODE).await?;
+    // At once, so that they start beside each other.
     kill(fleet, ENGINE).await?;
-    comes_back_empty(fleet, gated, &second).await?;
+    kill(fleet, DECODE_ENGINE).await?;
+    let third = back(gated, &second).await?;
+    back(gated, &decode).await?;
+    facts_are_declared_where_the_server_says_none(fleet).await?;
+    its_successor_is_met(fleet, gated, 525).await?;
+    comes_back_empty(fleet, gated, &third).await?;
     its_prompts_are_credited(fleet, gated).await?;
     told(
-        "the server that prefilled was killed and came back, under other flags unpaired, and as before in use",
+        "the server that prefilled was killed and came back, under other flags unpaired, as before in use, and with nothing for a reader of the one before",
     );
+    Ok(())
+}
+
+/// Under `kv_load_failure_policy: fail`. The server that prefills is not waited for again.
+///
+/// # Errors
+/// What does not hold.
+pub(crate) async fn fails_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<()> {
+    let at_once = async |_: &Value| anyhow::Ok(());
+    let (_, record) = between_the_legs(fleet, gated, ENGINE, 595, at_once).await?;
+    is_recomputed_after_an_error(&record)?;
+    told("a hand-off that failed with an error was computed anew");
+    Ok(())
+}
+
+/// A decode server that has never met the one that prefilled is sent to it when another one, all alike, listens in its place.
+async fn its_successor_is_met(fleet: &Fleet, gated: &Gated, number: usize) -> Result<()> {
+    let until_back = async |before: &Value| back(gated, before).await.map(|_| ());
+    let (_, record) = between_the_legs(fleet, gated, ENGINE, number, until_back).await?;
+    is_recomputed_after_an_error(&record)?;
+    let file = fleet.state().join(format!("logs/{DECODE_ENGINE}.log"));
+    let log = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    // NIXL's own words: it has asked the successor, and seen that it is not the one.
+    ensure!(
+        log.contains("engine ID mismatch"),
+        "the successor was not met: {log}"
+    );
+    Ok(())
+}
+
+/// The decode server says that it failed, and computes the prompt when it is asked again.
+fn is_recomputed_after_an_error(record: &Record) -> Result<()> {
+    ensure!(record.kind()? == "Remote", "{}", record.0);
+    let cause = &record.0["fallback"]["cause"];
+    ensure!(cause == "engine-failed", "{cause}: {}", record.0);
+    ensure!(record.0["outcome"]["status"] == "Completed", "{}", record.0);
+    Ok(())
+}
+
+/// `/server_info` is there for development only: without it the card has what the pool declares, and the two are a pair all the same.
+async fn facts_are_declared_where_the_server_says_none(fleet: &Fleet) -> Result<()> {
+    for (name, source, sequences) in [(DECODE, "Observed", 16), (DAEMON, "Declared", 256)] {
+        let card = fleet.worker_card(name).await?;
+        let facts = [&card["identity"]["kvDtype"], &card["layout"]["tensor"]];
+        let found = facts.map(|fact| fact["source"].as_str());
+        ensure!(found == [Some(source); 2], "{name}: {facts:?}");
+        ensure!(facts[0]["value"] == "F32", "{name}: {}", facts[0]);
+        let capacity = &card["capacity"];
+        ensure!(capacity["maxSequences"] == sequences, "{name}: {capacity}");
+        let notices = card["notices"].to_string();
+        let assumed = notices.contains("capacity.maxSequences: the server does not say");
+        ensure!(assumed == (source == "Declared"), "{name}: {notices}");
+    }
     Ok(())
 }
 
@@ -109,38 +172,58 @@ async fn killed_between_the_legs(
     name: &str,
     number: usize,
 ) -> Result<Value> {
-    let question = Question::completion(prompt(number, 60));
-    let before = prefill(gated).await?;
-    gated.decode.hold(Held::Requests);
-    let hold = async {
-        gated.decode.has_caught(1).await?;
-        kill(fleet, name).await?;
-        gated.decode.hold(Held::Nothing);
-        anyhow::Ok(())
-    };
-    let restarted = format!("{name} was ended by signal 9, it is started again");
-    let said = fleet.notes().matches(&restarted).count();
-    let (through, held) = tokio::join!(gated.ask(&question), hold);
-    held?;
-    let through = through?;
-    is_right(fleet, &question, &through).await?;
-    let record = gated.record(&through).await?;
-    record.check_order()?;
+    let at_once = async |_: &Value| anyhow::Ok(());
+    let (before, record) = between_the_legs(fleet, gated, name, number, at_once).await?;
     // The decode server has noticed, computed the prompt anew, and not said so: its counter does, which the record quotes.
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
     let failed = &record.0["actual"]["failedTransfers"];
     ensure!(failed.as_u64() >= Some(1), "{}", record.0);
     gated.counts("baton_engine_failed_transfers_total").await?;
+    Ok(before)
+}
+
+/// While the decode leg waits at the gate `name` is killed, and then more happens. What the router knew of the worker that prefills
+/// before, and the record of an answer that is right.
+async fn between_the_legs(
+    fleet: &Fleet,
+    gated: &Gated,
+    name: &str,
+    number: usize,
+    then: impl AsyncFnOnce(&Value) -> Result<()>,
+) -> Result<(Value, Record)> {
+    let question = Question::completion(prompt(number, 60));
+    gated.may_hand_over().await?;
+    let before = worker(gated, DAEMON).await?;
+    gated.decode.hold(Held::Requests);
+    let hold = async {
+        gated.decode.has_caught(1).await?;
+        kill(fleet, name).await?;
+        then(&before).await?;
+        gated.decode.hold(Held::Nothing);
+        anyhow::Ok(())
+    };
+    let restarted = format!("{name} was ended by signal 9, it is started again");
+    let said = fleet.notes().matches(&restarted).count();
+    let api = gated.router.api.patient(BACK);
+    let asked = Box::pin(ask(&api, &question, super::gated::REMOTE));
+    let (through, held) = tokio::join!(asked, hold);
+    held?;
+    let through = through?;
+    is_right(fleet, &question, &through).await?;
+    let record = gated.record(&through).await?;
+    record.check_order()?;
     let notes = fleet.notes();
     ensure!(notes.matches(&restarted).count() > said, "{notes}");
-    Ok(before)
+    Ok((before, record))
 }
 
 /// While it is away.
 async fn nobody_prefills(fleet: &Fleet, gated: &Gated, number: usize) -> Result<()> {
     wait::until("the router knows that it is away", SOON, async || {
-        let worker = prefill(gated).await.map_err(|error| error.to_string())?;
+        let worker = worker(gated, DAEMON)
+            .await
+            .map_err(|error| error.to_string())?;
         let away = worker["state"] != "Ready";
         away.then_some(()).ok_or_else(|| worker.to_string())
     })
@@ -233,20 +316,21 @@ async fn kill(fleet: &Fleet, name: &str) -> Result<()> {
     .await
 }
 
-/// The worker that prefills, as the test's router knows it.
-async fn prefill(gated: &Gated) -> Result<Value> {
+/// A worker, as the test's router knows it.
+async fn worker(gated: &Gated, name: &str) -> Result<Value> {
     let mut view = gated.router.view().await?;
     let workers = view["workers"].as_array_mut().context("no workers")?;
-    let found = workers
-        .iter_mut()
-        .find(|worker| worker["id"] == "prefill-0");
-    Ok(found.context("no prefill worker")?.take())
+    let found = workers.iter_mut().find(|worker| worker["id"] == name);
+    Ok(found.with_context(|| format!("no worker {name}"))?.take())
 }
 
-/// Waits for another life of it than `before`.
+/// Waits for another life of a worker than `before`.
 async fn back(gated: &Gated, before: &Value) -> Result<Value> {
+    let name = before["id"].as_str().context("a worker without a name")?;
     wait::until("the server is back", BACK, async || {
-        let worker = prefill(gated).await.map_err(|error| error.to_string())?;
+        let worker = worker(gated, name)
+            .await
+            .map_err(|error| error.to_string())?;
         if worker["state"] == "Ready" && worker["incarnation"] != before["incarnation"] {
             return Ok(worker);
         }

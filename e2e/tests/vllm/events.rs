@@ -9,14 +9,34 @@ use baton_e2e::told;
 use baton_e2e::vllm::{BLOCK, Server};
 use baton_e2e::wait;
 
-use super::equal::{Question, a_repeated_prompt_is_credited, ask, prompt};
+use super::equal::{self, Question, ask, prompt};
+use super::gated::REMOTE;
 
 /// Events and reports come within a second or two.
 const SOON: Duration = Duration::from_secs(30);
 /// Words of a prompt of about a hundred blocks.
 const LONG: usize = 600;
 
-/// Tokens of one prompt on the decode server.
+/// Whose cache is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Asked through hand-offs: vLLM says of each what the server that prefilled had cached.
+    Prefill,
+    /// Asked alone.
+    Decode,
+}
+
+impl Side {
+    /// Its pool, its role, and its name in a record.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// Tokens of one prompt on that server.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     all: u64,
@@ -28,15 +48,14 @@ struct Seen {
 
 /// # Errors
 /// A credit outlives what it stands for, or does not come back.
-pub(crate) async fn a_reset_is_followed(fleet: &Fleet, number: usize) -> Result<()> {
-    let decode = Server::of(fleet, "decode")?;
-    a_repeated_prompt_is_credited(fleet, number).await?;
-    decode.forget().await?;
+pub(crate) async fn a_reset_is_followed(fleet: &Fleet, side: Side, number: usize) -> Result<()> {
+    a_repeated_prompt_is_credited(fleet, side, number).await?;
+    Server::of(fleet, side.word())?.forget().await?;
     // vLLM tells of it with the first blocks that it stores afterwards, and not before.
-    let other = asked(fleet, &question(number + 1, 200)).await?;
+    let other = asked(fleet, side, &question(number + 1, 200)).await?;
     ensure!(other.reported == 0, "{other:?} of a prompt that is new");
     wait::until("the router has heard of the reset", SOON, async || {
-        let (_, cached) = blocks(fleet, "decode")
+        let (_, cached) = blocks(fleet, side)
             .await
             .map_err(|error| format!("{error:#}"))?;
         // What the other prompt and its answer have left.
@@ -47,32 +66,36 @@ pub(crate) async fn a_reset_is_followed(fleet: &Fleet, number: usize) -> Result<
         }
     })
     .await?;
-    let again = asked(fleet, &question(number, 200)).await?;
+    let again = asked(fleet, side, &question(number, 200)).await?;
     ensure!(
         (again.credited, again.reported) == (0, 0),
-        "after a reset: {again:?}"
+        "after a reset of {side:?}: {again:?}"
     );
-    a_repeated_prompt_is_credited(fleet, number).await
+    a_repeated_prompt_is_credited(fleet, side, number).await
 }
 
 /// More prompts than there is room for, then the same from the last to the first: the last ones are there, the first are not.
 ///
 /// # Errors
 /// More is credited than vLLM has, by more than what the question before may just have driven out.
-pub(crate) async fn an_eviction_storm_is_followed(fleet: &Fleet, number: usize) -> Result<()> {
-    let (total, _) = blocks(fleet, "decode").await?;
-    let first = asked(fleet, &question(number, LONG)).await?;
+pub(crate) async fn an_eviction_storm_is_followed(
+    fleet: &Fleet,
+    side: Side,
+    number: usize,
+) -> Result<()> {
+    let (total, _) = blocks(fleet, side).await?;
+    let first = asked(fleet, side, &question(number, LONG)).await?;
     let count = total.div_ceil(first.all / BLOCK) + 2;
     let mut before = first;
     let mut seen = Vec::new();
     let last = number + usize::try_from(count)? - 1;
     let there_and_back = (number + 1..=last).chain((number..=last).rev());
     for number in there_and_back {
-        let now = asked(fleet, &question(number, LONG)).await?;
+        let now = asked(fleet, side, &question(number, LONG)).await?;
         let race = before.all.next_multiple_of(BLOCK) + BLOCK;
         ensure!(
             now.credited <= now.reported + race,
-            "question {number}: {now:?}, after {before:?}"
+            "question {number} of {side:?}: {now:?}, after {before:?}"
         );
         before = now;
         seen.push(now);
@@ -83,34 +106,64 @@ pub(crate) async fn an_eviction_storm_is_followed(fleet: &Fleet, number: usize) 
     let gone = back.iter().filter(|seen| seen.reported == 0).count();
     ensure!(hits > 0 && gone > 0, "{hits} found, {gone} gone: {back:?}");
     told(&format!(
-        "{count} prompts over {total} blocks: {hits} found again and credited, {gone} gone and not credited"
+        "{count} prompts over {total} blocks of {side:?}: {hits} found again and credited, {gone} gone and not credited"
     ));
-    a_repeated_prompt_is_credited(fleet, last + 1).await
+    a_repeated_prompt_is_credited(fleet, side, last + 1).await
+}
+
+/// The second time the decision credits what vLLM then says that the server had cached.
+async fn a_repeated_prompt_is_credited(fleet: &Fleet, side: Side, number: usize) -> Result<()> {
+    if side == Side::Decode {
+        return equal::a_repeated_prompt_is_credited(fleet, number).await;
+    }
+    let question = question(number, 200);
+    asked(fleet, side, &question).await?;
+    // The events of the first are on their way.
+    wait::until("the prompt is credited", SOON, async || {
+        let again = asked(fleet, side, &question)
+            .await
+            .map_err(|error| format!("{error:#}"))?;
+        if again.credited == again.reported && again.credited > 0 {
+            Ok(())
+        } else {
+            Err(format!("{again:?}"))
+        }
+    })
+    .await
 }
 
 fn question(number: usize, words: usize) -> Question {
     Question::chat(&prompt(number, words)).with("max_tokens", 2)
 }
 
-/// Asks on the decode server alone.
-async fn asked(fleet: &Fleet, question: &Question) -> Result<Seen> {
-    let answer = Box::pin(ask(&fleet.api, question, Some("Aggregated"))).await?;
+async fn asked(fleet: &Fleet, side: Side, question: &Question) -> Result<Seen> {
+    let (mode, kind) = match side {
+        Side::Prefill => {
+            // Else it has all of the prompt from the last time, and fetches nothing.
+            Server::of(fleet, "decode")?.forget().await?;
+            (REMOTE, "Remote")
+        }
+        Side::Decode => (Some("Aggregated"), "Local"),
+    };
+    let answer = Box::pin(ask(&fleet.api, question, mode)).await?;
     let record = Record::of(&fleet.admin, answer.run()?).await?;
+    let kept = record.kind()? == kind && record.0["fallback"].is_null();
+    ensure!(kept, "{side:?} was not asked: {}", record.0);
     let usage = &answer.body["usage"];
     let details = &usage["prompt_tokens_details"];
     Ok(Seen {
         all: usage["prompt_tokens"].as_u64().context("prompt_tokens")?,
-        credited: record.chosen()?["cachedTokens"]["decode"]
+        credited: record.chosen()?["cachedTokens"][side.word()]
             .as_u64()
-            .context("cachedTokens.decode")?,
+            .with_context(|| format!("cachedTokens of {side:?} in {}", record.0))?,
         // vLLM leaves it out where it is zero.
         reported: details["cached_tokens"].as_u64().unwrap_or(0),
     })
 }
 
 /// Blocks of a pool's worker: all, and those that the router knows to hold a prefix.
-async fn blocks(fleet: &Fleet, role: &str) -> Result<(u64, u64)> {
-    let workers = fleet.workers(Some(role)).await?;
+async fn blocks(fleet: &Fleet, side: Side) -> Result<(u64, u64)> {
+    let workers = fleet.workers(Some(side.word())).await?;
     let worker = workers.first().context("no worker")?;
     let count = |name: &str| {
         worker["blocks"][name]

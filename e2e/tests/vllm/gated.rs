@@ -113,6 +113,30 @@ impl Gated {
         Ok(open.await?.events())
     }
 
+    /// Two workers may hand over now; what there is otherwise.
+    async fn has_pair(&self) -> Result<(), String> {
+        let view = self.router.view().await;
+        let view = view.map_err(|error| format!("{error:#}"))?;
+        let pairs = view["pairs"].as_array().ok_or("no pairs")?;
+        let usable = |pair: &Value| pair["compatible"] == true && pair["breaker"] != "Open";
+        if pairs.iter().any(usable) {
+            Ok(())
+        } else {
+            Err(format!("{pairs:?}"))
+        }
+    }
+
+    /// Waits until two workers may hand over.
+    ///
+    /// # Errors
+    /// None may.
+    pub(crate) async fn may_hand_over(&self) -> Result<()> {
+        wait::until("a pair is in use", OPEN_AGAIN, async || {
+            self.has_pair().await
+        })
+        .await
+    }
+
     /// The next questions are answered as the decode server answers them alone, until one of them was handed over.
     ///
     /// # Errors
@@ -126,12 +150,7 @@ impl Gated {
         let mut numbers = numbers;
         wait::until("a prompt is handed over", OPEN_AGAIN, async || {
             let words = |error: anyhow::Error| format!("{error:#}");
-            let view = self.router.view().await.map_err(words)?;
-            let pairs = view["pairs"].as_array().ok_or("no pairs")?;
-            let usable = |pair: &Value| pair["compatible"] == true && pair["breaker"] != "Open";
-            if !pairs.iter().any(usable) {
-                return Err(format!("{pairs:?}"));
-            }
+            self.has_pair().await?;
             let number = numbers.next().ok_or("no question is left")?;
             let question = Question::completion(super::equal::prompt(number, 40));
             let through = self.ask(&question).await.map_err(words)?;

@@ -8,15 +8,21 @@ use baton_e2e::told;
 use baton_e2e::vllm::{Changed, ONE_PROCESS, Server, Vllm};
 
 use super::equal::{self, Question, ask, same};
+use super::events::Side;
 use super::gated::Gated;
 use super::{aborts, deaths, events, leases, odd};
 
 /// A prompt of 200 KB fits, and little more: of 16,600 tokens where each has twelve letters.
-const TEXTS: [(&str, &str); 3] = [
+const TEXTS: [(&str, &str); 4] = [
     ("maxModelLength: 4096", "maxModelLength: 18432"),
     ("\"400\"", "\"640\""),
     // Several are waited for until they end.
     ("leaseSeconds: 30", "leaseSeconds: 15"),
+    // A leg is held until a server has started, which takes minutes beside other work.
+    (
+        "  objective:\n",
+        "  timeouts: {totalSeconds: 1200}\n  objective:\n",
+    ),
 ];
 const LARGE: usize = 200 << 10;
 /// Longer than a lease.
@@ -38,18 +44,23 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     equal::handed_over_or_not(&fleet, "EngineTrusted", &[60, 300]).await?;
     the_connector_says_so(&fleet).await?;
     odd::requests_answer_as_they_do_directly(vllm, &fleet, &[Some("Disaggregated")]).await?;
-    events::a_reset_is_followed(&fleet, 51).await?;
-    events::an_eviction_storm_is_followed(&fleet, 200).await?;
+    for (side, number) in [(Side::Decode, 51), (Side::Prefill, 54)] {
+        events::a_reset_is_followed(&fleet, side, number).await?;
+    }
+    for (side, number) in [(Side::Decode, 200), (Side::Prefill, 230)] {
+        events::an_eviction_storm_is_followed(&fleet, side, number).await?;
+    }
     a_large_prompt_is_handed_over(vllm, &fleet).await?;
     let gated = Gated::over(&fleet).await?;
     aborts::in_each_phase(&fleet, &gated).await?;
     leases::end_before_they_are_read(&fleet, &gated).await?;
-    deaths::of_the_server_that_prefills(vllm, &fleet, &gated).await?;
+    deaths::of_the_servers(vllm, &fleet, &gated).await?;
     for pool in ["prefill", "decode"] {
         Server::of(&fleet, pool)?
             .has_given_all_back(GIVEN_BACK)
             .await?;
     }
+    deaths::fails_between_the_legs(&fleet, &gated).await?;
     drop(gated);
     fleet.end().await
 }
