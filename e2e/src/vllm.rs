@@ -18,7 +18,7 @@ use crate::{skipped, wait};
 
 pub use answers::{assembled, comparable, differences};
 
-/// Two servers import, load and compile on two cores: 80 s on an idle machine, minutes beside other work.
+/// Two servers import and load on two cores: a minute on an idle machine, minutes beside other work.
 const READY: Duration = Duration::from_secs(900);
 /// What the machine has none of.
 const NOT_HERE: i32 = 3;
@@ -87,7 +87,7 @@ impl Vllm {
     }
 
     /// What Python compiles of vLLM is kept with it: a server has two or three processes, and without bytecode each compiles anew all that
-    /// it imports, half of the time that it starts in. In a folder of its own, so that none lies among Baton's sources.
+    /// it imports, a third of the time that this takes. In a folder of its own, so that none lies among Baton's sources.
     fn bytecode(&self) -> PathBuf {
         self.program.with_file_name("../bytecode")
     }
