@@ -150,6 +150,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Makes an image of a program, which lies at the path `inside` in it, and brings it onto every node of a cluster of this test.
+    ///
+    /// # Errors
+    /// It is not made, or the cluster is not this test's own.
+    pub fn load_program(&self, image: &str, built: &Path, inside: &str) -> Result<()> {
+        let file = inside.trim_start_matches('/').replace('/', "-");
+        let target = self.folder()?.join(format!("{file}.tar"));
+        let (built, tar) = (built.to_string_lossy(), target.to_string_lossy());
+        program(&["image", image, &built, inside, &tar])?;
+        self.load(std::slice::from_ref(&target))
+    }
+
     /// A client of a Service's port, from this machine.
     ///
     /// # Errors

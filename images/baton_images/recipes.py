@@ -54,7 +54,7 @@ def image(name: str, tag: str, binaries: pathlib.Path, wheels: pathlib.Path) -> 
             "org.opencontainers.image.licenses": "Apache-2.0",
         },
         layers=[
-            ("libraries that the binary is linked to, user, certificates", _base(binary)),
+            ("libraries that the binary is linked to, user, certificates", base(binary)),
             (binary.name, _program(binary)),
         ],
     )
@@ -65,7 +65,8 @@ def image(name: str, tag: str, binaries: pathlib.Path, wheels: pathlib.Path) -> 
     return made
 
 
-def _base(binary: pathlib.Path) -> Layer:
+def base(binary: pathlib.Path) -> Layer:
+    """What a binary is linked to, the user, certificates."""
     layer = Layer()
     libraries = linkage.libraries(binary)
     for folder in ("bin", "lib", "lib64", "sbin"):

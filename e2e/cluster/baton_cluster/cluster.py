@@ -4,10 +4,9 @@ import json
 import os
 import pathlib
 import signal
-import sys
 from collections.abc import Callable
 
-from . import control_groups, control_plane, guard, machine, network, node, programs, relay, wait
+from . import control_groups, control_plane, guard, images, machine, network, node, programs, relay, wait
 from .failure import ClusterError
 from .kubectl import Kubectl
 from .layout import Layout, REPOSITORY
@@ -63,7 +62,7 @@ def _start(layout: Layout, missing: tuple[str, ...], tell: Callable[[str], None]
 
 def _nodes(layout: Layout, kubectl: Kubectl) -> None:
     numbers = list(range(1, layout.cluster().nodes + 1))
-    _pause_image(layout)
+    images.static(node.PAUSE, pathlib.Path(layout.program("pause")), "/pause", layout.folder / "pause.tar")
     for number in numbers:
         node.prepare(layout, number)
         node.start(layout, number)
@@ -81,17 +80,6 @@ def _services(layout: Layout) -> None:
     config.write_text(json.dumps(node.proxy(layout.folder / "kube-proxy.kubeconfig", "control-plane")))
     inside = ["nsenter", f"--net=/run/netns/{layout.namespace('control-plane')}"]
     layout.processes.start("kube-proxy", [*inside, layout.program("kube-proxy"), f"--config={config}"])
-
-
-def _pause_image(layout: Layout) -> None:
-    sys.path.insert(0, str(REPOSITORY / "images"))
-    from baton_images.archive import Image
-    from baton_images.layer import Layer
-    from baton_images.recipes import architecture
-
-    layer = Layer()
-    layer.file("/pause", pathlib.Path(layout.program("pause")).read_bytes(), 0o755)
-    Image(node.PAUSE, architecture(), ["/pause"], [("pause", layer)]).write(layout.folder / "pause.tar")
 
 
 def _link_programs(layout: Layout) -> None:

@@ -5,7 +5,7 @@ import pathlib
 import shlex
 import sys
 
-from . import cluster, control_plane, deployment, guard, inside, machine, network, node, programs, relay
+from . import cluster, control_plane, deployment, guard, images, inside, machine, network, node, programs, relay
 from .failure import ClusterError
 from .layout import DEFAULT, Layout
 
@@ -85,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     command("env", _env, "lines to eval: KUBECONFIG, PATH, and where exposed Services are reached")
     load = command("load", lambda asked: node.load(Layout(asked.directory), asked.image, _tell), "imports images into every node")
     load.add_argument("image", nargs="+", type=pathlib.Path, metavar="TAR")
+    image = command("image", _image, "makes an image of a program and of what it is linked to, for a test's own pods", folder=False)
+    image.add_argument("name", help="as pods name it")
+    image.add_argument("program", type=pathlib.Path)
+    image.add_argument("inside", help="its path in the image")
+    image.add_argument("target", type=pathlib.Path, metavar="TAR")
     for name, run, about in (
         ("node-down", lambda asked: cluster.node_down(Layout(asked.directory), asked.node), "loss of power: kills all on a node"),
         ("node-up", lambda asked: cluster.node_up(Layout(asked.directory), asked.node), "starts the node again and waits for it"),
@@ -116,6 +121,10 @@ def _parser() -> argparse.ArgumentParser:
 def _expose(asked) -> None:
     namespace, _, service = asked.service.partition("/")
     print(cluster.expose(Layout(asked.directory), asked.variable, namespace, service, asked.port))
+
+
+def _image(asked) -> None:
+    images.linked(asked.name, asked.program, asked.inside, asked.target)
 
 
 def _install(asked) -> None:
