@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 BINARIES = target/release
+PROGRAMS = baton baton-router baton-worker baton-operator
 LISTEN ?= 127.0.0.1:8000
 ADMIN ?= 127.0.0.1:8001
 STATE ?= .baton
@@ -9,7 +10,7 @@ STATE ?= .baton
 .PHONY: build up test soak fuzz bench bench-peers engine-peers lint fmt deny images cluster cluster-env cluster-down
 
 build: ## release binaries: baton, baton-router, baton-worker, baton-operator
-	$(CARGO) build --release --locked --bins
+	$(CARGO) build --release --locked $(PROGRAMS:%=--bin %)
 
 up: build ## serve the small real model, show three decisions, leave the endpoint up
 	$(BINARIES)/baton up -f examples/quickstart.yaml --tour --listen $(LISTEN) --admin $(ADMIN) --state-dir $(STATE)

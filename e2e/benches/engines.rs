@@ -20,8 +20,6 @@ mod client;
 mod events;
 #[path = "engines/fake.rs"]
 mod fake;
-#[path = "engines/handshake.rs"]
-mod handshake;
 #[path = "engines/peers.rs"]
 mod peers;
 #[path = "engines/prompts.rs"]
@@ -30,8 +28,6 @@ mod prompts;
 mod report;
 #[path = "engines/stage.rs"]
 mod stage;
-#[path = "engines/text.rs"]
-mod text;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -39,6 +35,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use baton_e2e::process::{processor_time, resident_bytes};
+use baton_e2e::stand_in::text;
 use client::{Target, Window};
 use peers::{PEERS, Running, Servers};
 use prompts::{Draws, Prompts};
@@ -96,7 +93,7 @@ async fn measure() -> Result<()> {
     let model = folder.path().join("model");
     let gguf = std::env::var_os("BATON_TEST_GGUF").filter(|path| !path.is_empty());
     let gguf = gguf.map(PathBuf::from);
-    text::write_folder(gguf.as_deref(), &model)?;
+    text::write_folder(gguf.as_deref(), &model, fake::MAX_LENGTH)?;
     let fakes = Fakes::start(&model, folder.path()).await?;
     let checked = Fleet::start(&model, &fakes.checked, &folder.path().join("checked")).await?;
     let unchecked =

@@ -1,7 +1,8 @@
 //! Tests on real processes: what starts them, speaks to them and reads what they say about themselves.
 //!
 //! Nothing here stands in for the product: programs are those of `make build`, sockets are loopback, models compute. The one
-//! thing put between them is the [`interposer`], which changes what a worker says of itself.
+//! thing put between them is the [`interposer`], which changes what a worker says of itself. Of engines there is a stand-in, where no
+//! real one can be had.
 //!
 //! - [`binaries`]: where the programs are. [`process`]: one of them, ended by its id whatever happens.
 //! - [`fleet`]: a running `baton up`. [`manifest`]: the resources it is given. [`lone_router`]: a router beside it.
@@ -12,7 +13,7 @@
 //! - [`simulation`]: production engines and placement in simulated time.
 //! - [`cluster`]: a real Kubernetes.
 //! - [`collector`]: of traces.
-//! - [`vllm`]: real vLLM servers, where this machine has them.
+//! - [`vllm`]: real vLLM servers, where this machine has them. [`stand_in`]: what speaks as one and computes nothing.
 //! - [`wait`]: for a condition, with a deadline.
 
 pub mod binaries;
@@ -33,6 +34,7 @@ pub mod prompts;
 pub mod record;
 pub mod simulated_network;
 pub mod simulation;
+pub mod stand_in;
 pub mod vllm;
 pub mod wait;
 

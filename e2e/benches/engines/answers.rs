@@ -7,18 +7,17 @@ use std::pin::Pin;
 use std::sync::LazyLock;
 use std::task::{Context, Poll};
 
+use baton_e2e::stand_in::answers::{self, Measured};
 use bytes::Bytes;
-use http::{Response, StatusCode};
-use http_body_util::{Either, Full};
+use http::Response;
 use hyper::body::Frame;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::MODEL;
-use crate::events::Events;
 use crate::fake::{BLOCK_SIZE, BLOCKS, Counts};
 
-pub(crate) type Body = Either<Full<Bytes>, Frames>;
+pub(crate) type Body = answers::Body<Frames>;
 
 /// What matters of a request.
 #[derive(Debug, Deserialize)]
@@ -121,9 +120,7 @@ pub(crate) fn streamed(asked: &Asked) -> Response<Body> {
         last,
         rested: false,
     };
-    let mut response = Response::new(Either::Right(frames));
-    content_type(&mut response, "text/event-stream; charset=utf-8");
-    response
+    answers::events(frames)
 }
 
 fn usage(asked: &Asked) -> Value {
@@ -132,7 +129,7 @@ fn usage(asked: &Asked) -> Value {
 }
 
 pub(crate) fn whole(asked: &Asked, handed_over: Option<&Value>) -> Response<Body> {
-    json(&json!({
+    answers::json(&json!({
         "id": "chatcmpl-8f14e45fceea167a", "object": "chat.completion", "created": 1_795_959_582, "model": MODEL,
         "choices": [{"index": 0, "message": {"role": "assistant", "content": " word".repeat(asked.tokens() as usize)},
             "logprobs": null, "finish_reason": "length", "stop_reason": null}],
@@ -145,54 +142,25 @@ pub(crate) fn engine_id(address: SocketAddr) -> String {
     format!("98d7c74a-2059-46d6-9ad6-{:012}", address.port())
 }
 
-/// As vLLM's NixlConnector answers a prefill of a body of that many bytes, in blocks of some 64 bytes of text.
+/// Where nobody reads: these servers move no KV.
 pub(crate) fn handed_over(address: SocketAddr, bytes: usize) -> Value {
-    let blocks: Vec<usize> = (1..=bytes.div_ceil(64)).collect();
-    json!({
-        "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [blocks],
-        "remote_engine_id": engine_id(address),
-        "remote_request_id": "chatcmpl-8f14e45fceea167a-bcfce026", "remote_host": "127.0.0.1", "remote_port": 5600,
-        "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": bytes.div_ceil(4),
-        "remote_blocks_expiry_time": null, "transfer_mode": "pull", "remote_prefill_cached_tokens": 0,
-    })
-}
-
-pub(crate) fn tokenized(tokens: &[u32], max_length: u32) -> Response<Body> {
-    json(
-        &json!({"count": tokens.len(), "max_model_len": max_length, "tokens": tokens, "token_strs": null}),
-    )
+    answers::handed_over(&engine_id(address), ("127.0.0.1", 5600), bytes)
 }
 
 pub(crate) fn version() -> Value {
     json!({"version": "0.32.0"})
 }
 
-pub(crate) fn models(max_length: u32) -> Value {
-    json!({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1_795_959_232, "owned_by": "vllm",
-        "root": MODEL, "parent": null, "max_model_len": max_length}]})
-}
-
-pub(crate) fn event_sources(events: Option<&Events>) -> Value {
-    let Some(events) = events else {
-        return json!({"0": {"enable_kv_cache_events": false}});
-    };
-    json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": events.endpoint,
-        "replay_endpoint": events.replay, "buffer_steps": 10_000, "hwm": 100_000, "max_queue_size": 100_000, "topic": ""}})
-}
-
-/// Those that the daemon reads. Nothing runs when it looks, as nothing takes time.
+/// Nothing runs when the daemon looks, as nothing takes time.
 pub(crate) fn metrics(started: f64, counts: &Counts) -> String {
-    let labels = format!("engine=\"0\",model_name=\"{MODEL}\"");
-    let requests = counts.whole + counts.prefills + counts.pulls + counts.rooms;
-    format!(
-        "process_start_time_seconds {started}\n\
-         vllm:num_requests_running{{{labels}}} 0.0\n\
-         vllm:num_requests_waiting{{{labels}}} 0.0\n\
-         vllm:kv_cache_usage_perc{{{labels}}} 0.0\n\
-         vllm:num_preemptions_total{{{labels}}} 0.0\n\
-         vllm:cache_config_info{{block_size=\"{BLOCK_SIZE}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1.0\n\
-         vllm:request_success_total{{{labels},finished_reason=\"length\"}} {requests}\n"
-    )
+    answers::metrics(&Measured {
+        model: MODEL,
+        started,
+        running: 0,
+        answered: counts.whole + counts.prefills + counts.pulls + counts.rooms,
+        block_size: BLOCK_SIZE,
+        blocks: BLOCKS,
+    })
 }
 
 /// Of SGLang's servers.
@@ -204,34 +172,4 @@ pub(crate) fn model_info() -> Value {
 pub(crate) fn server_info() -> Value {
     json!({"model_path": MODEL, "tokenizer_path": MODEL, "model_id": MODEL, "served_model_name": MODEL, "tp_size": 1,
         "dp_size": 1, "max_total_num_tokens": BLOCKS * BLOCK_SIZE, "max_running_requests": 256, "version": "0.5.23"})
-}
-
-pub(crate) fn failed(status: StatusCode, message: &str) -> Response<Body> {
-    let mut response = json(&json!({"error": {"message": message, "code": status.as_u16()}}));
-    *response.status_mut() = status;
-    response
-}
-
-pub(crate) fn json(value: &Value) -> Response<Body> {
-    let mut response = Response::new(Either::Left(Full::from(value.to_string())));
-    content_type(&mut response, "application/json");
-    response
-}
-
-pub(crate) fn text(text: String) -> Response<Body> {
-    let mut response = Response::new(Either::Left(Full::from(text)));
-    content_type(&mut response, "text/plain; version=1.0.0; charset=utf-8");
-    response
-}
-
-pub(crate) fn empty() -> Response<Body> {
-    Response::new(Either::Left(Full::default()))
-}
-
-fn content_type(response: &mut Response<Body>, value: &'static str) {
-    let headers = response.headers_mut();
-    headers.insert(
-        http::header::CONTENT_TYPE,
-        http::HeaderValue::from_static(value),
-    );
 }

@@ -4,27 +4,27 @@
 //! It is a process of its own, this program with `fake FILE`, so that its processor time is nobody else's.
 
 use std::cell::RefCell;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::Result;
+use baton_e2e::stand_in::answers;
+use baton_e2e::stand_in::events::Events;
+use baton_e2e::stand_in::handshake::{Handshakes, Teller};
+use baton_e2e::stand_in::serving::serve as accept;
+use baton_e2e::stand_in::text::Text;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::answers::{self, Asked, Body};
-use crate::events::{Events, Held};
-use crate::handshake::Handshakes;
-use crate::text::Text;
+use crate::MODEL;
+use crate::answers::{self as own, Asked, Body};
+use crate::events;
 
 /// Of every server. A prompt of 32,000 bytes in a vocabulary of bytes has to fit.
 pub(crate) const MAX_LENGTH: u32 = 65_536;
@@ -94,10 +94,18 @@ async fn serve(settings: Settings) -> Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let events = match kind.holds {
-            Some(share) => Some(Events::open(Held::of(&text, share)?).await?),
+            Some(share) => {
+                let free = "tcp://127.0.0.1:0";
+                Some(Events::open(free, free, events::held(&text, share)?).await?)
+            }
             None => None,
         };
-        let handshakes = Handshakes::open(address).await?;
+        let teller = Teller {
+            engine_id: &own::engine_id(address),
+            block_size: BLOCK_SIZE,
+            blocks: BLOCKS,
+        };
+        let handshakes = Handshakes::open("127.0.0.1:0", teller).await?;
         listening.push(Listening {
             http: address,
             side_channel: handshakes.address,
@@ -108,47 +116,17 @@ async fn serve(settings: Settings) -> Result<()> {
             text: text.clone(),
             events,
             _handshakes: handshakes,
-            started: seconds_since_epoch(),
+            started: answers::seconds_since_epoch(),
             counts: RefCell::default(),
         });
-        servers.spawn_local(accept(listener, server));
+        servers.spawn_local(accept(listener, move |request| {
+            let server = server.clone();
+            async move { server.answer(request).await }
+        }));
     }
     println!("{}", serde_json::to_string(&listening)?);
     while servers.join_next().await.is_some() {}
     Ok(())
-}
-
-fn seconds_since_epoch() -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0.0, |now| now.as_secs_f64())
-}
-
-async fn accept(listener: TcpListener, server: Rc<Server>) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    connections.spawn_local(connection(stream, server.clone()));
-                }
-            }
-            // Reaped as they end.
-            Some(_) = connections.join_next() => {}
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, server: Rc<Server>) {
-    // An engine's server sends each frame at once.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(server.answer(request).await) }
-    });
-    // A client that goes away is no error.
-    let _ = http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
 }
 
 impl Server {
@@ -164,7 +142,7 @@ impl Server {
         match path {
             "/v1/chat/completions" => self.chat(&body),
             "/tokenize" if self.kind.tokenizes => match self.text.tokenize(&body) {
-                Ok(tokens) => answers::tokenized(&tokens, MAX_LENGTH),
+                Ok(tokens) => answers::json(&answers::tokenized(&tokens, MAX_LENGTH)),
                 Err(error) => answers::failed(StatusCode::BAD_REQUEST, &error.to_string()),
             },
             _ => answers::failed(StatusCode::NOT_FOUND, "Not Found"),
@@ -189,23 +167,23 @@ impl Server {
             counts.whole += 1;
         }
         if asked.stream {
-            return answers::streamed(&asked);
+            return own::streamed(&asked);
         }
-        let handed_over = hands_over.then(|| answers::handed_over(self.address, body.len()));
-        answers::whole(&asked, handed_over.as_ref())
+        let handed_over = hands_over.then(|| own::handed_over(self.address, body.len()));
+        own::whole(&asked, handed_over.as_ref())
     }
 
     fn get(&self, path: &str) -> Response<Body> {
         let counts = *self.counts.borrow();
         match path {
             "/health" | "/health_generate" | "/ping" => answers::empty(),
-            "/version" => answers::json(&answers::version()),
-            "/v1/models" => answers::json(&answers::models(MAX_LENGTH)),
-            "/metrics" => answers::text(answers::metrics(self.started, &counts)),
+            "/version" => answers::json(&own::version()),
+            "/v1/models" => answers::json(&answers::models(MODEL, MAX_LENGTH)),
+            "/metrics" => answers::text(own::metrics(self.started, &counts)),
             "/kv_event_sources" => answers::json(&answers::event_sources(self.events.as_ref())),
-            "/get_model_info" | "/model_info" => answers::json(&answers::model_info()),
+            "/get_model_info" | "/model_info" => answers::json(&own::model_info()),
             // Of SGLang's servers. Here because its router asks; vLLM's own is closed unless it runs for development.
-            "/get_server_info" => answers::json(&answers::server_info()),
+            "/get_server_info" => answers::json(&own::server_info()),
             "/counts" => answers::json(&serde_json::to_value(counts).unwrap_or_default()),
             _ => answers::failed(StatusCode::NOT_FOUND, "Not Found"),
         }

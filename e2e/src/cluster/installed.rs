@@ -174,12 +174,15 @@ impl Installed {
     /// # Errors
     /// It does not answer.
     pub fn load(&self, worker: &str) -> Result<Value> {
-        Ok(serde_json::from_str(&self.of(worker, "v1/load")?)?)
+        Ok(serde_json::from_str(&self.of(worker, 7002, "v1/load")?)?)
     }
 
-    /// From a worker's admin port, through the API server.
-    fn of(&self, worker: &str, path: &str) -> Result<String> {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{worker}:7002/proxy/{path}");
+    /// What a GET of a pod's port gives, through the API server.
+    ///
+    /// # Errors
+    /// It does not answer with status 200.
+    pub fn of(&self, pod: &str, port: u16, path: &str) -> Result<String> {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{port}/proxy/{path}");
         self.kubectl().run(&["get", "--raw", &path])
     }
 
@@ -190,7 +193,7 @@ impl Installed {
     pub fn holds_nothing(&self, worker: &str) -> Result<()> {
         let load = self.load(worker)?;
         ensure!(load["leasesOpen"] == 0, "{worker}: {load}");
-        let metrics = Metrics::parse(&self.of(worker, "metrics")?)?;
+        let metrics = Metrics::parse(&self.of(worker, 7002, "metrics")?)?;
         for (name, labels) in [
             ("baton_kv_blocks", &[("state", "leased")][..]),
             ("baton_kv_blocks", &[("state", "quarantined")]),

@@ -1,4 +1,4 @@
-//! The text of the benched model: the files that a server would have loaded, and its tokens as Baton makes them.
+//! The text of a stand-in's model: the files that a server would have loaded, and its tokens as Baton makes them.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +13,11 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 /// Writes a model's folder in the form in which vLLM loads one, with everything but weights: the tokenizer and the template of a
-/// GGUF file, else those of a vocabulary of bytes.
-pub(crate) fn write_folder(gguf: Option<&Path>, folder: &Path) -> Result<()> {
+/// GGUF file, else those of a vocabulary of bytes. `max_length`: tokens of its longest sequence.
+///
+/// # Errors
+/// The GGUF file cannot be read, or the folder not be written.
+pub fn write_folder(gguf: Option<&Path>, folder: &Path, max_length: u32) -> Result<()> {
     let facts = match gguf {
         Some(path) => builtin::load(path)?.facts().clone(),
         None => tiny::model(0).facts().clone(),
@@ -25,7 +28,7 @@ pub(crate) fn write_folder(gguf: Option<&Path>, folder: &Path) -> Result<()> {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
         "hidden_size": shape.hidden, "intermediate_size": shape.feed_forward, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
-        "vocab_size": shape.vocabulary, "rope_theta": facts.rope.base, "max_position_embeddings": crate::fake::MAX_LENGTH,
+        "vocab_size": shape.vocabulary, "rope_theta": facts.rope.base, "max_position_embeddings": max_length,
     });
     let tokenizer_config = json!({
         "chat_template": template["chat_template"], "bos_token": template["bos_token"],
@@ -48,11 +51,14 @@ pub(crate) fn write_folder(gguf: Option<&Path>, folder: &Path) -> Result<()> {
 
 /// Makes tokens.
 #[derive(Debug)]
-pub(crate) struct Text(ModelText);
+pub struct Text(ModelText);
 
 impl Text {
     /// Of a folder that [`write_folder`] has written.
-    pub(crate) fn read(folder: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// It lacks a file, or has no tokenizer that can be used.
+    pub fn read(folder: &Path) -> Result<Self> {
         let config: Value =
             serde_json::from_slice(&fs::read(folder.join("tokenizer_config.json"))?)?;
         let template = chat_template_json(
@@ -66,8 +72,11 @@ impl Text {
     }
 
     /// `POST /tokenize`, with a prompt or with messages. The stand-in makes tokens as Baton does, so Baton finds nothing to object to:
-    /// what is measured is what it does with a model whose tokens it may trust.
-    pub(crate) fn tokenize(&self, body: &Bytes) -> Result<Vec<u32>> {
+    /// what is seen is what it does with a model whose tokens it may trust.
+    ///
+    /// # Errors
+    /// The body has neither, or a template refuses it.
+    pub fn tokenize(&self, body: &Bytes) -> Result<Vec<u32>> {
         let asked: Value = serde_json::from_slice(body)?;
         let flag = |name: &str, otherwise: bool| asked[name].as_bool().unwrap_or(otherwise);
         if let Some(prompt) = asked["prompt"].as_str() {
@@ -84,7 +93,10 @@ impl Text {
     }
 
     /// Tokens that all chats have in common whose only message begins with `text`.
-    pub(crate) fn chat_beginning(&self, text: &str) -> Result<Vec<u32>> {
+    ///
+    /// # Errors
+    /// The template refuses it.
+    pub fn chat_beginning(&self, text: &str) -> Result<Vec<u32>> {
         let chat = |text: String| {
             let text = self.render(vec![Message::new("user", &text)], true)?;
             anyhow::Ok(self.0.encode(&text, false, "")?)
