@@ -1,4 +1,5 @@
-//! From custom resources to pods that serve, on real nodes: what a platform team sees with kubectl, and what a client gets.
+//! From custom resources to pods that serve, on real nodes: what a platform team sees with kubectl, and what a client gets. Then pods of
+//! an engine beside them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
@@ -10,6 +11,9 @@ use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
 use baton_e2e::scenario;
 use serde_json::{Value, json};
+
+#[path = "cluster_serving/engines.rs"]
+mod engines;
 
 /// One prefill worker, some decode workers, each with a GPU where the nodes have them: those of a cluster that exists need not.
 fn manifest(baton: &Installed, decode_replicas: u32) -> Result<String> {
@@ -61,7 +65,8 @@ fn pools_become_pods_that_serve_and_every_run_is_explained() {
         served_and_explained(&baton).await?;
         chat_is_placed_by_cost(&baton).await?;
         what_routers_refuse_changes_nothing(&baton).await?;
-        what_kubectl_shows(&baton)
+        what_kubectl_shows(&baton)?;
+        engines::run_as_pods(&baton).await
     });
 }
 
@@ -374,6 +379,6 @@ fn what_kubectl_shows(baton: &Installed) -> Result<()> {
     Ok(())
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }

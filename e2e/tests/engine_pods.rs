@@ -1,5 +1,5 @@
 //! Pods of vLLM and SGLang on a real API server: it takes them as the operator makes them. No node runs them: the machine has no image
-//! of these engines.
+//! of these engines. Pods of VLLM with a stand-in in them run in `cluster_serving`.
 
 use std::path::Path;
 use std::time::Duration;
