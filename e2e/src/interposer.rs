@@ -18,8 +18,8 @@ use baton_protocol::wire::worker_server::{Worker, WorkerServer};
 use baton_protocol::wire::{
     ArtifactChunk, ArtifactRequest, CancelReply, CancelRequest, ClaimReply, ClaimRequest,
     CompleteReply, CompleteRequest, DecodeEvent, DecodeRequest, Descriptor, DrainReply,
-    DrainRequest, PrefillEvent, PrefillRequest, ReleaseReply, ReleaseRequest, RenewReply,
-    RenewRequest, WatchEvent, WatchRequest, prefill_event,
+    DrainRequest, ParametersReply, ParametersRequest, PrefillEvent, PrefillRequest, ReleaseReply,
+    ReleaseRequest, RenewReply, RenewRequest, WatchEvent, WatchRequest, prefill_event,
 };
 use baton_worker::model::facts::artifact_digest;
 use futures::{Stream, StreamExt};
@@ -312,6 +312,14 @@ impl Worker for StandIn {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Reply<ReleaseReply> {
         self.client.clone().release(request).await
+    }
+
+    /// As a worker of an earlier release: a router then sends the second leg after the first one's answer, and whoever stands between the
+    /// two finds them one after the other.
+    async fn parameters(&self, _: Request<ParametersRequest>) -> Reply<ParametersReply> {
+        Err(Status::unimplemented(
+            "what stands before a worker tells nothing early",
+        ))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Reply<DrainReply> {

@@ -5,7 +5,8 @@
 //! proven in the pool before the plug-in hears of it, and copies it into the engine from a mapping that it cannot write.
 //!
 //! - [`message`]: what is said, as frames. [`descriptor`]: what an engine's answer carries to the other engine.
-//! - [`handing`]: prompts that are computed here and read elsewhere. [`taking`]: those that are read here.
+//! - [`handing`]: prompts that are computed here and read elsewhere; [`operations`]: who asks for their descriptors. [`taking`]: those
+//!   that are read here.
 //! - [`socket`]: the socket and its connections. [`session`]: the life of one engine.
 //!
 //! What holds: neither process maps the other's memory writable. A block of the pool that the plug-in was told of is held until the
@@ -17,6 +18,7 @@
 pub mod descriptor;
 mod handing;
 pub mod message;
+mod operations;
 mod session;
 mod socket;
 mod taking;
@@ -34,6 +36,7 @@ use baton_system::entropy::Entropy;
 use tokio_util::sync::CancellationToken;
 
 pub use self::message::Layout;
+pub use self::operations::{Operations, Untold};
 pub use self::socket::Listener;
 
 use crate::kv::KvPool;
@@ -53,6 +56,8 @@ pub struct Service {
     pub registered: Registered,
     /// In the order in which they are tried.
     pub transports: Vec<Arc<dyn Transport>>,
+    /// Who asks for the descriptors of prompts that are computed here.
+    pub operations: Operations,
     /// Milliseconds from the last renewal to a lease's end.
     pub lease_milliseconds: u64,
     /// Lease ids are drawn from it.

@@ -186,6 +186,12 @@ impl Worker for Draining {
     ) -> Result<Response<wire::ReleaseReply>, Status> {
         unknown()
     }
+    async fn parameters(
+        &self,
+        _: Request<wire::ParametersRequest>,
+    ) -> Result<Response<wire::ParametersReply>, Status> {
+        unknown()
+    }
     async fn artifact(
         &self,
         _: Request<wire::ArtifactRequest>,

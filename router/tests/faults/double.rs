@@ -13,7 +13,7 @@ use baton_protocol::wire::worker_server::{Worker, WorkerServer};
 use baton_protocol::wire::{self, decode_event, prefill_event, watch_event};
 use futures::future::BoxFuture;
 use futures::{Stream, StreamExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -120,8 +120,16 @@ pub(crate) enum Seen {
     Artifact,
 }
 
+/// A router that has sent a prompt and asks how it is read.
+pub(crate) struct OpenParameters {
+    pub(crate) operation: String,
+    pub(crate) told: oneshot::Sender<Result<wire::ParametersReply, Status>>,
+}
+
 struct State {
     card: Mutex<Card>,
+    /// Who is told of such questions; `None`: they are not answered, as by a daemon of an earlier release.
+    asked: Mutex<Option<mpsc::UnboundedSender<OpenParameters>>>,
     artifact: Vec<u8>,
     decodes: Mutex<VecDeque<DecodeScript>>,
     prefills: Mutex<VecDeque<Vec<prefill_event::Event>>>,
@@ -159,6 +167,7 @@ impl Double {
         let name = card.worker.to_string();
         let state = Arc::new(State {
             artifact: artifact.to_vec(),
+            asked: Mutex::default(),
             decodes: Mutex::default(),
             prefills: Mutex::default(),
             manner: Mutex::new(Manner::Strict),
@@ -199,6 +208,13 @@ impl Double {
     /// Scripts the next Prefill call.
     pub(crate) fn prefill(&self, events: Vec<prefill_event::Event>) {
         self.state.prefills.lock().unwrap().push_back(events);
+    }
+
+    /// From now on whoever asks for a prompt's parameters is answered by the test.
+    pub(crate) fn is_asked(&self) -> mpsc::UnboundedReceiver<OpenParameters> {
+        let (sender, asked) = mpsc::unbounded_channel();
+        *self.state.asked.lock().unwrap() = Some(sender);
+        asked
     }
 
     /// From now on calls come to the test.
@@ -457,6 +473,19 @@ impl Worker for Service {
         _: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseReply>, Status> {
         Ok(Response::new(wire::ReleaseReply {}))
+    }
+
+    async fn parameters(
+        &self,
+        request: Request<wire::ParametersRequest>,
+    ) -> Result<Response<wire::ParametersReply>, Status> {
+        let asked = self.0.asked.lock().unwrap().clone();
+        let asked = asked.ok_or_else(|| Status::unimplemented("of an earlier release"))?;
+        let (told, answer) = oneshot::channel();
+        let operation = request.into_inner().operation;
+        let _ = asked.send(OpenParameters { operation, told });
+        let nobody = |_| Err(Status::internal("the test does not answer"));
+        answer.await.unwrap_or_else(nobody).map(Response::new)
     }
 
     async fn drain(

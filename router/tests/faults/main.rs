@@ -26,7 +26,7 @@ use baton_protocol::wire::{
 use baton_router::run::{Dispatch, Mode, RunEvent};
 use tonic::Streaming;
 
-use double::{ARTIFACT, Answers, Double, Seen};
+use double::{ARTIFACT, Answers, Double, OpenParameters, Seen};
 use obedient::compute;
 use router::{PROMPT, Router, outcome, until};
 
@@ -334,4 +334,22 @@ async fn tokens_never_go_to_a_worker_for_which_they_mean_another_text() {
         .map(|candidate| candidate.decode.as_str())
         .collect();
     assert_eq!(decodes, ["d1", "d2"]);
+}
+
+/// Its stream says it, and whoever asks would wait for a prompt that no engine over HTTP has been sent.
+#[tokio::test]
+async fn a_worker_of_batons_own_engine_is_not_asked_how_a_prompt_is_read() {
+    let p = Double::start(samples::prefill_card("p"), ARTIFACT).await;
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let mut asked = p.is_asked();
+    let router = Router::start(&policy(), &[&p, &d]);
+    router.ready(2).await;
+    p.obey();
+    d.obey();
+    let (_, last) = outcome(router.start_run(Mode::Disaggregated, 2)).await;
+    assert!(matches!(last, RunEvent::Finished { .. }), "{last:?}");
+    if let Ok(OpenParameters { operation, told }) = asked.try_recv() {
+        drop(told);
+        panic!("asked for {operation}");
+    }
 }

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use super::index::{Cause, Counts};
 use super::life::Life;
 use crate::kv::BlockCounts;
+use crate::kv::intake::Received;
 use crate::kv::lease::table::{LeaseCounters, LeaseCounts};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -55,6 +56,7 @@ pub(crate) struct Metrics {
     preemptions: Counter,
     handoffs: Counter,
     handoff_bytes: Counter,
+    early_blocks: Counter,
     verification_failures: Family<CauseLabels, Counter>,
     transports_left: Family<LeftLabels, Counter>,
     applied: Counter,
@@ -100,6 +102,7 @@ impl Metrics {
             preemptions: Counter::default(),
             handoffs: Counter::default(),
             handoff_bytes: Counter::default(),
+            early_blocks: Counter::default(),
             verification_failures: Family::default(),
             transports_left: Family::default(),
             applied: Counter::default(),
@@ -181,6 +184,11 @@ impl Metrics {
             &metrics.handoff_bytes,
         );
         counter(
+            "handoff_early_blocks",
+            "Their blocks that came while the prompt was still computed",
+            &metrics.early_blocks,
+        );
+        counter(
             "leases_expired",
             "Leases of Baton's connector that ended because nobody renewed them",
             &metrics.leases_expired,
@@ -235,9 +243,10 @@ impl Metrics {
     }
 
     /// A hand-off came through.
-    pub(crate) fn handoff_taken(&self, bytes: u64) {
+    pub(crate) fn handoff_taken(&self, received: &Received) {
         self.handoffs.inc();
-        self.handoff_bytes.inc_by(bytes);
+        self.handoff_bytes.inc_by(received.bytes);
+        self.early_blocks.inc_by(u64::from(received.early_blocks));
     }
 
     /// A hand-off was given up.

@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::life::Life;
 use super::shared::Shared;
 use super::staging::Staging;
+use crate::connector::Untold;
 use crate::serve::service::{Answers, chunks, leases, watch};
 
 /// Implements `baton.worker.v1.Worker`.
@@ -34,6 +35,24 @@ impl Service {
 
     fn staging<'a>(&self, life: &'a Life) -> Result<&'a Staging, Status> {
         life.staging.as_ref().ok_or_else(|| self.no_lease())
+    }
+
+    fn tells_none(&self) -> Status {
+        Status::unimplemented(format!(
+            "worker {}: its server moves KV by connector {}: how it is read is in the prefill leg's answer alone",
+            self.0.config.name,
+            self.0.config.engine.connector.word()
+        ))
+    }
+
+    fn untold(&self, untold: &Untold) -> Status {
+        let words = format!("worker {}: {untold}", self.0.config.name);
+        match untold {
+            Untold::Id(_) => Status::invalid_argument(words),
+            Untold::Many => Status::resource_exhausted(words),
+            Untold::Unknown => Status::not_found(words),
+            Untold::Nothing(_) => Status::failed_precondition(words),
+        }
     }
 
     fn no_lease(&self) -> Status {
@@ -113,6 +132,20 @@ impl Worker for Service {
     ) -> Result<Response<wire::ReleaseReply>, Status> {
         let life = self.staged()?;
         leases::release(self.staging(&life)?, request.into_inner()).map(Response::new)
+    }
+
+    async fn parameters(
+        &self,
+        request: Request<wire::ParametersRequest>,
+    ) -> Result<Response<wire::ParametersReply>, Status> {
+        // The life is not held while it is waited for: it may end meanwhile, and whoever waits hears of that.
+        let told = {
+            let life = self.staged()?;
+            let staging = life.staging.as_ref().ok_or_else(|| self.tells_none())?;
+            staging.parameters(request.into_inner().operation)
+        };
+        let json = told.await.map_err(|untold| self.untold(&untold))?;
+        Ok(Response::new(wire::ParametersReply { json }))
     }
 
     async fn drain(

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::shared::Shared;
 use crate::config::{Connector, WorkerConfig};
-use crate::connector::{Layout, Listener, Service, Worker};
+use crate::connector::{Layout, Listener, Operations, Service, Untold, Worker};
 use crate::kv::clock::Clock;
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
@@ -155,11 +155,13 @@ impl Place {
             joined: watch::Sender::new(false),
         });
         let lease_milliseconds = config.kv_pool.lease_seconds * 1000;
+        let operations = Operations::default();
         let service = Service {
             layout,
             pool: pool.clone(),
             registered: (&*card).into(),
             transports,
+            operations: operations.clone(),
             lease_milliseconds,
             entropy: Arc::clone(&self.system.entropy),
             worker: Arc::clone(&around) as Arc<dyn Worker>,
@@ -178,6 +180,7 @@ impl Place {
         Ok(Staging {
             pool,
             around,
+            operations,
             tasks: Mutex::new(tasks),
         })
     }
@@ -201,6 +204,7 @@ fn too_small(geometry: Geometry, blocks: usize, longest: usize) -> Option<String
 pub(crate) struct Staging {
     pool: KvPool,
     around: Arc<Around>,
+    operations: Operations,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -216,6 +220,24 @@ impl Staging {
     /// decodes computes its own.
     pub(crate) fn takes_none(&self) -> bool {
         self.around.shared.config.role == Role::Prefill && !*self.around.joined.borrow()
+    }
+
+    /// What whoever reads a prompt's KV is told, once there is something of it: see [`Operations::parameters`].
+    ///
+    /// # Errors
+    /// There will be nothing of it, or no plug-in is served whom its request could reach.
+    pub(crate) fn parameters(
+        &self,
+        operation: String,
+    ) -> impl Future<Output = Result<String, Untold>> + use<> {
+        let (operations, joined) = (self.operations.clone(), *self.around.joined.borrow());
+        async move {
+            if !joined {
+                let why = "no BatonConnector is served: the server's prompts are not handed over";
+                return Err(Untold::Nothing(why.to_owned()));
+            }
+            operations.parameters(&operation).await
+        }
     }
 
     /// Its blocks by owner.
@@ -278,7 +300,7 @@ impl Worker for Around {
     }
 
     fn taken(&self, received: &Received) {
-        self.shared.metrics.handoff_taken(received.bytes);
+        self.shared.metrics.handoff_taken(received);
     }
 
     fn failed(&self, cause: HandoffFailure) {

@@ -5,7 +5,7 @@ use baton_protocol::ids::LeaseId;
 use baton_protocol::wire;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Registered;
 use crate::kv::lease::LeaseOpened;
@@ -64,6 +64,12 @@ pub fn write(
         transports: transports.collect(),
         tokens,
     })
+}
+
+/// The whole `kv_transfer_params` of the engine's answer, as its plug-in writes it (`finished` in `baton_vllm/scheduler.py`): for whoever
+/// is to know before the answer is there.
+pub fn parameters(descriptor: &Value) -> String {
+    json!({"do_remote_prefill": true, "do_remote_decode": false, "baton": descriptor}).to_string()
 }
 
 /// As it goes over the wire between workers.

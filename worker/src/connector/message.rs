@@ -61,11 +61,13 @@ pub struct Hello {
 pub enum FromEngine {
     /// See [`Hello`].
     Hello(Hello),
-    /// A prompt will be computed here and read elsewhere. Answered.
+    /// A prompt will be computed here and read elsewhere. Answered. `operation` is the router's id of it, which plug-ins of earlier
+    /// releases do not give.
     Open {
         request: String,
         tokens: Vec<u32>,
         salt: String,
+        operation: Option<String>,
     },
     /// Block `index` of its prompt lies in piece `piece` of the inbox. Answered with [`ToEngine::Taken`] when it does not any more.
     Publish {
@@ -124,6 +126,8 @@ pub enum ToEngine {
     },
     /// Its KV will not come.
     Failed { request: String, why: String },
+    /// Theirs is still on its way: the engine may go on waiting. Said every so often (`COMING` in `taking`).
+    Coming { requests: Vec<String> },
 }
 
 /// Bytes that are no frame of this protocol.
@@ -196,6 +200,22 @@ mod tests {
             .expect("a frame")
             .expect("whole");
         assert_eq!(message, FromEngine::Reset);
+        let opened = |more: &str| {
+            let body = format!(r#"{{"type":"open","request":"r","tokens":[1],"salt":"s"{more}}}"#);
+            decode(&frame(&body)).expect("a frame").expect("whole").0
+        };
+        for (more, operation) in [
+            ("", None),
+            (r#","operation":"o-01""#, Some("o-01".to_owned())),
+        ] {
+            let open = FromEngine::Open {
+                request: "r".to_owned(),
+                tokens: vec![1],
+                salt: "s".to_owned(),
+                operation,
+            };
+            assert_eq!(opened(more), open, "{more}");
+        }
         let hello = frame(
             r#"{"type":"hello","version":1,"role":"worker","engine":"e","vllm":"0.32.0","inboxPieces":4,
                 "layout":{"blockSize":32,"blockBytes":65536,"digest":"d","description":{}}}"#,
@@ -218,6 +238,10 @@ mod tests {
         encode(&loaded, &mut out).expect("short");
         let body = r#"{"type":"loaded","request":"r","firstBlock":1,"pieces":[5]}"#;
         assert_eq!(out, frame(body));
+        out.clear();
+        let requests = vec!["r".to_owned()];
+        encode(&ToEngine::Coming { requests }, &mut out).expect("short");
+        assert_eq!(out, frame(r#"{"type":"coming","requests":["r"]}"#));
     }
 
     #[test]

@@ -15,8 +15,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::handing::Handings;
 use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
+use super::operations::Prompt;
 use super::socket::{Caller, Listener, Peer};
-use super::taking::Takings;
+use super::taking::{COMING, Takings};
 use super::{Service, Worker};
 use crate::kv::KvPool;
 use crate::kv::lease::look_every;
@@ -71,6 +72,8 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     let mut lives = 0;
     let mut extending = interval(look_every(service.lease_milliseconds));
     extending.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut coming = interval(COMING);
+    coming.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let told = async {
             match &mut life {
@@ -97,6 +100,11 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
             _ = extending.tick() => if let Some(life) = &mut life {
                 life.handings.extend(&service);
                 service.worker.changed();
+            },
+            _ = coming.tick() => if let Some(said) = life.as_ref().and_then(|life| life.takings.coming())
+                && life.as_ref().is_some_and(|life| !life.say(Half::Worker, said))
+            {
+                over(&mut life, UNREAD, &service, &mut leaving);
             },
             said = told => if let Some(said) = said
                 && life.as_ref().is_some_and(|life| !life.say(Half::Worker, said))
@@ -172,6 +180,9 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
     if let Some(life) = life {
         life.end(&service, &mut leaving);
     }
+    service
+        .operations
+        .nobody_comes("the daemon stops serving the engine");
     // Owners whose leases were read hear of it. An engine that keeps its connection open is not waited for any longer.
     let left = async { while leaving.join_next().await.is_some() {} };
     let _ = timeout(LEAVING, left).await;
@@ -240,7 +251,11 @@ impl Life {
                 request,
                 tokens,
                 salt,
-            } => Some((half, self.open(service, request, tokens, &salt))),
+                operation,
+            } => {
+                let asked = operation.and_then(|operation| service.operations.prompt(&operation));
+                Some((half, self.open(service, request, tokens, &salt, asked)))
+            }
             FromEngine::Publish {
                 request,
                 index,
@@ -317,12 +332,19 @@ impl Life {
         request: String,
         tokens: Vec<u32>,
         salt: &str,
+        mut asked: Option<Prompt>,
     ) -> ToEngine {
         let opened = if self.inbox.is_none() {
             Err("the engine's worker is not connected".to_owned())
         } else {
-            self.handings
-                .open(service, &self.run, request.clone(), tokens, salt)
+            self.handings.open(
+                service,
+                &self.run,
+                request.clone(),
+                tokens,
+                salt,
+                &mut asked,
+            )
         };
         match opened {
             Ok((first_block, descriptor)) => ToEngine::Opened {
@@ -332,6 +354,9 @@ impl Life {
             },
             Err(why) => {
                 tracing::warn!(request, why, "a prompt is not handed over");
+                if let Some(asked) = &asked {
+                    asked.is_not_handed_over(&why);
+                }
                 ToEngine::Refused {
                     request: Some(request),
                     why,
@@ -359,6 +384,7 @@ impl Life {
             ..
         } = self;
         drop(handings);
+        service.operations.nobody_comes("the engine is gone");
         service.pool.cancel_run(&run);
         service.pool.clear_cache();
         let around: Arc<dyn Worker> = Arc::clone(&service.worker);

@@ -24,8 +24,13 @@ use crate::kv::{CacheScope, PoolFull, Reservation, Reserve};
 
 /// Prompts under way at a time, as for those that are handed over.
 const MOST: usize = 4096;
-/// From the claim to the last block: as long as the engine lets a request wait for another's prefill.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// From the claim to the last block, the computation of the rest of the prompt included: longer than any is worth. That the other end
+/// lives is known much sooner, by its transport within seconds; that it still computes, by its lease, which it ends when no block comes
+/// (`QUIET` in `handing`). A router that has waited long enough takes its request back.
+const TIMEOUT: Duration = Duration::from_secs(3600);
+/// Between two words to the engine of what is still on its way. The plug-in waits many times as long (`LOAD_WAIT` in
+/// `baton_vllm/worker.py`), and gives up what no word comes of: this process hangs then.
+pub(super) const COMING: Duration = Duration::from_secs(5);
 /// Broken connections and calls that are tried again.
 const RETRIES: u32 = 3;
 
@@ -267,6 +272,19 @@ impl Takings {
         };
         taking.collected = true;
         self.outcome(&request)
+    }
+
+    /// What the engine waits for in good hope. `None`: nothing.
+    pub(super) fn coming(&self) -> Option<ToEngine> {
+        let coming =
+            |taking: &Taking| taking.collected && matches!(taking.state, State::Reading(_));
+        let requests: Vec<String> = self
+            .all
+            .iter()
+            .filter(|(_, taking)| coming(taking))
+            .map(|(request, _)| request.clone())
+            .collect();
+        (!requests.is_empty()).then_some(ToEngine::Coming { requests })
     }
 
     fn outcome(&mut self, request: &str) -> Option<ToEngine> {

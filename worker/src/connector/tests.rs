@@ -1,5 +1,6 @@
 //! Two daemons and two engines' plug-ins, played by this test over real sockets: what arrives, what is never used, what is left behind.
 
+mod asked;
 mod lives;
 
 use std::io::{Read as _, Write as _};
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{Layout, Listener, Registered, Service, Worker};
+use super::{Layout, Listener, Operations, Registered, Service, Worker};
 use crate::kv::clock::{Clock, MonotonicClock};
 use crate::kv::intake::Received;
 use crate::kv::intake::client::{CallFailed, LeaseClient};
@@ -81,6 +82,7 @@ impl Worker for Told {
 struct Daemon {
     pool: KvPool,
     told: Arc<Told>,
+    operations: Operations,
     path: PathBuf,
     stop: CancellationToken,
     _folder: tempfile::TempDir,
@@ -121,6 +123,7 @@ async fn daemon_by(clock: Arc<dyn Clock>, owner: Option<&KvPool>, fault: Option<
         .expect("a free port");
     let address = listening.address.clone();
     tokio::spawn(listening.run);
+    let operations = Operations::default();
     let told = Arc::new(Told {
         owner: owner.cloned(),
         ..Told::default()
@@ -147,6 +150,7 @@ async fn daemon_by(clock: Arc<dyn Clock>, owner: Option<&KvPool>, fault: Option<
             }],
         },
         transports: vec![tcp],
+        operations: operations.clone(),
         lease_milliseconds: LEASE,
         entropy: Arc::new(MachineEntropy),
         worker: Arc::clone(&told) as Arc<dyn Worker>,
@@ -156,6 +160,7 @@ async fn daemon_by(clock: Arc<dyn Clock>, owner: Option<&KvPool>, fault: Option<
     Daemon {
         pool,
         told,
+        operations,
         path,
         stop,
         _folder: folder,
@@ -174,6 +179,15 @@ impl Half {
     }
 
     fn hear(&mut self) -> Value {
+        loop {
+            let heard = self.hear_anything();
+            if heard["type"] != "coming" {
+                return heard;
+            }
+        }
+    }
+
+    fn hear_anything(&mut self) -> Value {
         let mut length = [0; 4];
         self.0
             .read_exact(&mut length)

@@ -70,6 +70,8 @@ pub struct Received {
     pub bytes: u64,
     /// Blocks that came.
     pub blocks: u32,
+    /// Those of them that came while their source still filled the lease: before its prompt was computed to the end.
+    pub early_blocks: u32,
     /// Kind of transport.
     pub transport: &'static str,
     /// From the claim to the last verified block.
@@ -235,6 +237,7 @@ impl<'a> Intake<'a> {
         Ok(Received {
             bytes: u64::from(blocks) * sink.block_bytes() as u64,
             blocks,
+            early_blocks: sink.early,
             transport: self.handoff.transport.kind(),
             total_milliseconds: milliseconds(done.saturating_duration_since(self.started)),
             exposed_milliseconds: milliseconds(

@@ -121,6 +121,17 @@ impl Worker for Service {
         leases::release(&*self.0, request.into_inner()).map(Response::new)
     }
 
+    /// A prefill's stream says it here, with its lease.
+    async fn parameters(
+        &self,
+        _: Request<wire::ParametersRequest>,
+    ) -> Result<Response<wire::ParametersReply>, Status> {
+        Err(Status::unimplemented(format!(
+            "worker {}: only beside an engine with Baton's connector",
+            self.0.card.worker
+        )))
+    }
+
     async fn drain(
         &self,
         request: Request<wire::DrainRequest>,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_protocol::card::Role;
+use baton_protocol::wire;
 use baton_worker::beside::start::Running;
 use baton_worker::transport::memory::Shape;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -14,7 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde_json::{Value, json};
 
 use crate::double::{BLOCK, Engine, Publishes};
-use crate::watcher::{PATIENCE, Router, config, daemon, get};
+use crate::watcher::{PATIENCE, Router, client, config, daemon, get};
 
 const BLOCK_BYTES: usize = 256;
 const PIECES: u32 = 2;
@@ -254,4 +255,94 @@ async fn a_drain_ends_with_a_server_whose_plug_in_never_called() {
     let ((_, report), ()) = tokio::join!(drained, engine.end());
     assert!(report.contains("\"drained\":true"), "{report}");
     daemon.stop().await;
+}
+
+fn says(stream: &mut UnixStream, message: &Value) {
+    let body = message.to_string();
+    stream
+        .write_all(&(body.len() as u32).to_le_bytes())
+        .unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+}
+
+/// Asks as a router does, which has sent the prompt and has no answer yet.
+fn asks(
+    daemon: &Running,
+    operation: &str,
+) -> tokio::task::JoinHandle<Result<String, tonic::Status>> {
+    let (mut client, operation) = (client(daemon), operation.to_owned());
+    tokio::spawn(async move {
+        let request = wire::ParametersRequest { operation };
+        let reply = client.parameters(request).await?;
+        Ok(reply.into_inner().json)
+    })
+}
+
+async fn told(
+    asked: tokio::task::JoinHandle<Result<String, tonic::Status>>,
+) -> Result<String, tonic::Status> {
+    let told = tokio::time::timeout(PATIENCE, asked).await;
+    told.expect("whoever asks is told").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_is_told_how_a_prompt_is_read_when_its_first_block_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, daemon, path) = started(folder.path(), Role::Prefill).await;
+    let code = |told: Result<String, tonic::Status>| told.unwrap_err().code();
+    assert_eq!(
+        code(told(asks(&daemon, "o-01")).await),
+        tonic::Code::Unavailable
+    );
+    let _ = blocking(&path, worker).await;
+    let (mut scheduler, mut worker) = served(&path).await;
+    Router::watch(&daemon).await;
+    assert_eq!(
+        code(told(asks(&daemon, "")).await),
+        tonic::Code::InvalidArgument
+    );
+
+    let asked = asks(&daemon, "o-01");
+    let tokens: Vec<u32> = (0..3 * BLOCK).collect();
+    let open = |operation: &str| json!({"type": "open", "request": operation, "tokens": tokens, "salt": "", "operation": operation});
+    says(&mut scheduler, &open("o-01"));
+    let opened = hears(&mut scheduler);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!asked.is_finished(), "its turn has not come");
+    let publish = json!({"type": "publish", "request": "o-01", "index": 0, "piece": 0});
+    says(&mut worker, &publish);
+    assert_eq!(hears(&mut worker)["type"], "taken");
+    let json: Value = serde_json::from_str(&told(asked).await.unwrap()).unwrap();
+    assert_eq!(json["baton"], opened["descriptor"]);
+    assert_eq!(json["do_remote_prefill"], true);
+
+    // Two that will not be answered any more: one is known, of one nothing has come.
+    let (open_one, unknown) = (asks(&daemon, "o-02"), asks(&daemon, "o-03"));
+    says(&mut scheduler, &open("o-02"));
+    assert_eq!(hears(&mut scheduler)["type"], "opened");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop((scheduler, worker));
+    for asked in [open_one, unknown] {
+        let status = told(asked).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains("gone"), "{status}");
+    }
+    let status = told(asks(&daemon, "o-04")).await.unwrap_err();
+    assert!(
+        status.message().contains("no BatonConnector is served"),
+        "{status}"
+    );
+    daemon.stop().await;
+    engine.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_without_the_connector_is_not_to_be_asked() {
+    let engine = Engine::start(0, Publishes::Nothing).await;
+    let daemon = daemon(config(engine.port, None)).await;
+    Router::watch(&daemon).await;
+    let status = told(asks(&daemon, "o-01")).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Unimplemented, "{status}");
+    daemon.stop().await;
+    engine.end().await;
 }

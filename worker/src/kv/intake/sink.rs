@@ -26,6 +26,8 @@ pub(super) struct ReservedSink {
     /// What is known of the verified ones, in order.
     verified: Vec<Proof>,
     pub(super) sealed: Option<(u32, Instant)>,
+    /// Those of `verified` that had come before the seal was heard of.
+    pub(super) early: u32,
     pub(super) last_verified: Option<Instant>,
 }
 
@@ -61,6 +63,7 @@ impl ReservedSink {
             first: first as u32,
             verified: Vec::new(),
             sealed: None,
+            early: 0,
             last_verified: None,
         }
     }
@@ -132,6 +135,9 @@ impl BlockSink for ReservedSink {
     }
 
     fn sealed(&mut self, end: u32) {
-        self.sealed.get_or_insert((end, Instant::now()));
+        if self.sealed.is_none() {
+            self.sealed = Some((end, Instant::now()));
+            self.early = self.verified.len() as u32;
+        }
     }
 }
