@@ -18,7 +18,10 @@ OPEN_WAIT: Final = 0.5
 """Seconds that a prompt waits for the daemon's answer before it is computed without being handed over."""
 
 KEY: Final = "baton"
-"""Of the descriptor in `kv_transfer_params`."""
+"""Of the descriptor in `kv_transfer_params`; on a prefill leg, of what the router says of it."""
+
+LONGEST_OPERATION: Final = 512
+"""Characters of the router's id of an operation, as the daemon takes it."""
 
 _log = logging.getLogger("vllm.baton")
 
@@ -111,7 +114,7 @@ class SchedulerSide:
             handing = _Handing(len(tokens), time.monotonic())
             with self._lock:
                 self._handing[request.request_id] = handing
-            if not self._daemon.send({"type": "open", **about}):
+            if not self._daemon.send({"type": "open", **about, **_operation(params)}):
                 handing.refused = True
         elif self._consumes and isinstance(descriptor := params.get(KEY), dict):
             # vLLM makes a request of one token of each that was aborted before it began: nothing is read for it.
@@ -240,6 +243,16 @@ class SchedulerSide:
         if not handing.refused:
             handing.refused, handing.descriptor = True, None
             self._daemon.send({"type": "cancel", "request": name})
+
+
+def _operation(params: dict[str, Any]) -> dict[str, str]:
+    """By which a router asks the daemon for the descriptor while the prompt is computed; nothing where it is no id: what is here may be a
+    client's."""
+    said = params.get(KEY)
+    operation = said.get("operation") if isinstance(said, dict) else None
+    if isinstance(operation, str) and 0 < len(operation) <= LONGEST_OPERATION and operation.isascii():
+        return {"operation": operation}
+    return {}
 
 
 def _plain(request: "Request") -> bool:

@@ -19,7 +19,8 @@ INBOX_BYTES: Final = 64 << 20
 """Memory through which blocks go to the daemon. It takes a block out within a millisecond."""
 INBOX_PIECES: Final = range(4, 257)
 LOAD_WAIT: Final = 90.0
-"""Seconds: longer than the daemon waits for another's prefill. Only one that hangs is given up by it."""
+"""Seconds without a word of the daemon, which says every five what is still on its way: another's prefill may take minutes. Only a daemon
+that hangs is given up by it. One of an earlier release says nothing meanwhile, and gives up after 60."""
 WAITING: Final = 65_536
 """Groups of blocks that wait to be copied out; a group is what one step computed of one prompt."""
 
@@ -114,6 +115,8 @@ class WorkerSide:
                 self._free.put(message["piece"])
             case "loaded":
                 self._copy_in(message)
+            case "coming":
+                self._coming(message["requests"])
             case "failed":
                 self._failed(message["request"], message["why"])
 
@@ -266,6 +269,14 @@ class WorkerSide:
             self._layout.write(block, self._arena.piece(piece))
         with self._lock:
             self._results.received.add(load.request)
+
+    def _coming(self, requests: list[str]) -> None:
+        """Their KV is still on its way: the daemon may go on taking it."""
+        until = time.monotonic() + LOAD_WAIT
+        with self._lock:
+            for request in requests:
+                if request in self._loading:
+                    self._loading[request] = (self._loading[request][0], until)
 
     def _failed(self, request: str, why: str) -> None:
         with self._lock:

@@ -69,6 +69,16 @@ class Scheduler(unittest.TestCase):
         self.assertEqual(self.side.finished(prompt, whole=True), (True, params))
         self.assertNotIn("cancel", self.daemon.kinds())
 
+    def test_the_daemon_hears_by_which_name_a_router_asks_for_a_prompt(self) -> None:
+        self.opened(request("r", 10, REMOTE_DECODE | {"baton": {"operation": "r0-00ff-01"}}))
+        self.opened(request("plain", 10, REMOTE_DECODE))
+        # A client may send whatever it likes to a server directly.
+        junks = ["x", 7, [], {}, *({"operation": operation} for operation in (7, "", "o" * 513, "\u00fc", None, ["o"]))]
+        for junk in junks:
+            self.opened(request(f"junk {junk}", 10, REMOTE_DECODE | {"baton": junk}))
+        named = {message["request"]: message["operation"] for message in self.daemon.heard if "operation" in message}
+        self.assertEqual(named, {"r": "r0-00ff-01"})
+
     def test_a_prompt_waits_for_its_lease_but_not_for_ever(self) -> None:
         self.daemon.answers = {}
         prompt = request("r", 10, REMOTE_DECODE)
@@ -341,6 +351,21 @@ class Worker(unittest.TestCase):
             connection.sendall(encode({"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3, 4]}))
         until("what comes late is given back", lambda: self.daemon.kinds()[-1] == "copied")
         self.assertEqual(self.content(8), before)
+
+    def test_what_is_still_on_its_way_is_waited_for(self) -> None:
+        with unittest.mock.patch("baton_vllm.worker.LOAD_WAIT", 1.0):
+            self.side.begin_loads(BatonMetadata(load=[Load("r", 1, [8, 9]), Load("hangs", 0, [7])]))
+            until("it is asked for", lambda: self.daemon.kinds().count("collect") == 2)
+            received: set[str] = set()
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                for connection in self.daemon._connections:
+                    connection.sendall(encode({"type": "coming", "requests": ["r", "of another"]}))
+                time.sleep(0.05)
+                received |= self.side.results(set())[1]
+            self.assertEqual(received, {"hangs"}, "longer than without a word")
+            until("until no word comes", lambda: received.update(self.side.results(set())[1]) or "r" in received)
+        self.assertEqual(self.side.bad_blocks(), {7, 8, 9})
 
     def test_a_daemon_that_dies_fails_what_waits_and_is_found_again(self) -> None:
         def dies(_: Any) -> None:
