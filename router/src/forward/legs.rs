@@ -15,6 +15,8 @@ pub enum Leg<'a> {
     Whole,
     /// The prompt, for another worker to fetch.
     Prefill,
+    /// The same, where the daemon beside the engine tells whoever knows the operation how it is fetched, before the engine answers.
+    Announced,
     /// The answer, from KV that is fetched with these parameters: JSON, as the prefill worker gave them.
     Decode { parameters: &'a str },
     /// One of two legs that meet in a room of the prefill worker's bootstrap server.
@@ -67,8 +69,11 @@ pub fn body(forward: &Forward, leg: Leg<'_>, to: To<'_>) -> Result<Vec<u8>, NoBo
     let set = |name, value: &str| Edit::Set(name, value.to_owned());
     match leg {
         Leg::Whole => {}
-        Leg::Prefill => edits.extend([
-            set("kv_transfer_params", COMPUTE_FOR_ANOTHER),
+        Leg::Prefill | Leg::Announced => edits.extend([
+            match leg {
+                Leg::Announced => Edit::Set("kv_transfer_params", announced(to.operation)),
+                _ => set("kv_transfer_params", COMPUTE_FOR_ANOTHER),
+            },
             set("stream", "false"),
             set("max_tokens", "1"),
             Edit::Replace("max_completion_tokens", "1".to_owned()),
@@ -85,6 +90,12 @@ pub fn body(forward: &Forward, leg: Leg<'_>, to: To<'_>) -> Result<Vec<u8>, NoBo
         ]),
     }
     Ok(edited(&forward.body, &edits)?)
+}
+
+/// What a prefill worker with Baton's connector is told.
+fn announced(operation: &str) -> String {
+    let open = COMPUTE_FOR_ANOTHER.trim_end_matches('}');
+    format!(r#"{open},"baton":{{"operation":{}}}}}"#, json(operation))
 }
 
 fn json(text: &str) -> String {
@@ -151,6 +162,16 @@ mod tests {
         assert_eq!(prefill, expected);
         let plain: Value = serde_json::from_str(&leg("{}", Leg::Prefill)).unwrap();
         assert!(plain.get("max_completion_tokens").is_none());
+    }
+
+    #[test]
+    fn a_prefill_leg_that_is_announced_says_by_which_name_and_is_the_same_otherwise() {
+        let mut announced: Value = serde_json::from_str(&leg(SENT, Leg::Announced)).unwrap();
+        let parameters = announced["kv_transfer_params"].as_object_mut().unwrap();
+        let baton = parameters.remove("baton");
+        assert_eq!(baton, Some(json!({"operation": "run-01"})));
+        let prefill: Value = serde_json::from_str(&leg(SENT, Leg::Prefill)).unwrap();
+        assert_eq!(announced, prefill);
     }
 
     #[test]

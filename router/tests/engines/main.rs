@@ -6,6 +6,7 @@
 #[allow(dead_code)]
 #[path = "../faults/double.rs"]
 mod double;
+mod early;
 mod engine;
 mod front;
 mod keeping;

@@ -1,7 +1,10 @@
 //! An attempt on engines over HTTP: its legs, under deadlines, until it ends.
 //!
-//! `relay` passes an answer on; `pull` runs two legs of which the second fetches from the first, `tied` two that meet.
+//! `relay` passes an answer on; `pull` runs two legs of which the second fetches from the first, `tied` two that meet. `prefill` is the
+//! first leg of the former; `beside` is what waits for two at once.
 
+mod beside;
+mod prefill;
 mod pull;
 mod relay;
 mod tied;
@@ -12,11 +15,14 @@ use baton_placement::policy::Assurance;
 use baton_protocol::card::Split;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::lifecycle::{self, State};
+use baton_protocol::wire::worker_client::WorkerClient;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
+use tonic::transport::Channel;
 use tracing::info;
 
+use self::beside::Beside;
 use super::prepare::Prepared;
 use super::{AttemptEnding, Drive, Ending, overdue};
 use crate::clock::Moment;
@@ -49,8 +55,12 @@ struct OnEngines {
     held: Held,
     link: Option<(LinkUse, String)>,
     called: Called,
-    /// The other leg of two that are tied: it ends, or says why it has failed.
-    beside: Option<BoxFuture<'static, Result<(), Failure>>>,
+    /// How the daemon beside the engine that computes is asked.
+    daemon: Option<WorkerClient<Channel>>,
+    /// The other leg of two that are under way at once.
+    beside: Option<Beside>,
+    /// When the prompt was computed, of a leg that was sent before that.
+    computed: Option<Instant>,
     /// Something of the answer has gone to the client: no other attempt can take over.
     begun: bool,
 }
@@ -96,6 +106,7 @@ impl Drive {
             limits,
             held,
             link,
+            clients,
             ..
         } = prepared;
         self.begin_history(&task);
@@ -112,7 +123,9 @@ impl Drive {
             held,
             link,
             called,
+            daemon: clients.prefill.map(|reached| reached.client),
             beside: None,
+            computed: None,
             begun: false,
         };
         let ending = self.legs(&mut attempt).await;
@@ -296,29 +309,6 @@ impl Drive {
         }
     }
 
-    /// As [`Self::within`], unless the other leg fails before.
-    async fn within_both<T>(
-        &self,
-        attempt: &mut OnEngines,
-        call: Call<'_>,
-        limit: Option<Duration>,
-        wanted: impl Future<Output = T>,
-    ) -> Result<T, Stop> {
-        let wanted = self.within(limit, wanted);
-        tokio::pin!(wanted);
-        while let Some(beside) = &mut attempt.beside {
-            tokio::select! {
-                biased;
-                ended = beside => {
-                    attempt.beside = None;
-                    ended.map_err(Stop::Failed)?;
-                }
-                got = &mut wanted => return got.map_err(|stopped| self.stopped(stopped, call)),
-            }
-        }
-        wanted.await.map_err(|stopped| self.stopped(stopped, call))
-    }
-
     fn stopped(&self, stopped: Stopped, call: Call<'_>) -> Stop {
         let worker = &call.party.worker;
         match stopped {
@@ -365,6 +355,9 @@ impl Drive {
         let now = self.shared.clock.now();
         attempt.held.moved();
         attempt.held.give_back_pass();
+        // A prompt that is still computed elsewhere is wanted no more.
+        attempt.beside = None;
+        attempt.computed = None;
         self.trace
             .attempt_ended(now, Some(failure), &self.progress.actual);
         let mut worker = attempt.task.target().clone();

@@ -1,27 +1,38 @@
 //! Two legs of which the second fetches from the first: the prompt on one engine, then the answer on another, within the lease of
-//! the first one's blocks.
+//! the first one's blocks. With Baton's connector the second is sent as soon as there is a first block to fetch.
 
 use std::time::Duration;
 
 use baton_protocol::card::Split;
-use baton_protocol::failure::{FailureClass, HandoffFailure, Refusal};
+use baton_protocol::failure::HandoffFailure;
+use baton_protocol::ids::OperationId;
 use baton_protocol::lifecycle::State;
+use baton_protocol::wire;
+use baton_protocol::wire::worker_client::WorkerClient;
+use serde_json::{Map, Value};
+use tonic::transport::Channel;
+use tracing::debug;
 
 use super::super::{Drive, Ending};
-use super::relay::LONGEST_REFUSAL;
+use super::beside::Beside;
+use super::prefill::Outcome;
+use super::relay::first_event;
 use super::{Call, OnEngines, Stop};
-use crate::dispatch::failure::Failure;
 use crate::dispatch::fetched::Fetch;
-use crate::dispatch::http::answer::said;
-use crate::dispatch::http::engine::{Engine, head};
+use crate::dispatch::http::engine::Engine;
 use crate::dispatch::http::lease::Lease;
-use crate::dispatch::http::verdict::{Asked, handoff};
-use crate::dispatch::progress::{Party, StateDetail};
+use crate::dispatch::http::verdict::{Asked, handoff, of_call};
+use crate::dispatch::progress::Party;
 use crate::forward::Forward;
 use crate::forward::legs::Leg as Body;
 
-/// Bytes of a prefill worker's answer: one token, and the blocks of a prompt of a million.
-const LONGEST_ANSWER: usize = 16 << 20;
+/// What says first how the KV is fetched.
+enum First {
+    /// The engine, once the prompt is computed.
+    Answer(Outcome),
+    /// The daemon beside it, while it is.
+    Daemon(String),
+}
 
 impl Drive {
     pub(super) async fn pull(
@@ -32,122 +43,123 @@ impl Drive {
         (prefill, decode): (&Party, &Party),
         lease: Duration,
     ) -> Result<Ending, Stop> {
-        let (parameters, lease) = self
-            .compute_for_another(forward, attempt, source, prefill, lease)
-            .await?;
-        let now = self.shared.clock.now();
-        // Placement has asked this before the first leg; it took longer than estimated where the answer is another one now.
-        if !lease.allows(now, attempt.called.room_at.since(now)) {
-            let worker = &prefill.worker;
-            let message = format!(
-                "worker {worker} keeps its blocks for {:.1} s more, and worker {} is not expected to fetch them by then",
-                lease.left(now).as_secs_f64(),
-                decode.worker
-            );
-            return Err(Stop::Failed(handoff(
-                worker,
-                HandoffFailure::LeaseGone,
-                &message,
-            )));
+        // Only Baton's connector has blocks that can be fetched before the last one is computed.
+        let daemon = attempt.daemon.take();
+        let daemon = daemon.filter(|_| matches!(source.split, Split::Baton { .. }));
+        let call = Call {
+            engine: source,
+            party: prefill,
+            asked: Asked::Prefill,
+            body: match daemon {
+                Some(_) => Body::Announced,
+                None => Body::Prefill,
+            },
+            // Its own.
+            limit: None,
+        };
+        let mut computing = self.computing(forward, attempt, call)?;
+        let asking = async {
+            match daemon {
+                Some(daemon) => told(daemon, &prefill.operation).await,
+                None => None,
+            }
+        };
+        let first = async {
+            tokio::select! {
+                // Looked at first, so sent first: what is asked for is then on its way.
+                biased;
+                outcome = computing.leg() => First::Answer(outcome),
+                Some(parameters) = asking => First::Daemon(parameters),
+            }
+        };
+        let first = self.within(None, first).await;
+        match first.map_err(|stopped| self.stopped(stopped, call))? {
+            First::Answer(outcome) => {
+                let (parameters, answered) = self.computed(outcome, &computing)?;
+                let lease = Lease::new(answered, lease);
+                self.is_still_held(attempt, lease, (prefill, decode))?;
+                self.fetching(forward, attempt, decode, &parameters).await
+            }
+            First::Daemon(parameters) => {
+                // Its first block is computed, and the other engine is sent to fetch it now. The lease is kept until that one has
+                // claimed it.
+                self.infer(&[State::PrefillStarted], prefill);
+                self.infer(&[State::KvTransferStarted], decode);
+                attempt.beside = Some(Beside::Computing(Box::new(computing)));
+                self.fetching(forward, attempt, decode, &parameters).await
+            }
         }
-        let limits = attempt.limits;
+    }
+
+    /// Placement has asked this before the first leg; it took longer than estimated where the answer is another one now.
+    fn is_still_held(
+        &self,
+        attempt: &OnEngines,
+        lease: Lease,
+        (prefill, decode): (&Party, &Party),
+    ) -> Result<(), Stop> {
+        let now = self.shared.clock.now();
+        if lease.allows(now, attempt.called.room_at.since(now)) {
+            return Ok(());
+        }
+        let worker = &prefill.worker;
+        let message = format!(
+            "worker {worker} keeps its blocks for {:.1} s more, and worker {} is not expected to fetch them by then",
+            lease.left(now).as_secs_f64(),
+            decode.worker
+        );
+        Err(Stop::Failed(handoff(
+            worker,
+            HandoffFailure::LeaseGone,
+            &message,
+        )))
+    }
+
+    /// The second leg.
+    async fn fetching(
+        &mut self,
+        forward: &Forward,
+        attempt: &mut OnEngines,
+        decode: &Party,
+        parameters: &str,
+    ) -> Result<Ending, Stop> {
+        let limit = first_event(Asked::Decode, &attempt.limits);
         let target = attempt.called.decode.clone();
         let call = Call {
             engine: &target,
             party: decode,
             asked: Asked::Decode,
-            body: Body::Decode {
-                parameters: &parameters,
-            },
-            limit: forward
-                .stream
-                .then_some(limits.reserve + limits.transfer + limits.decode_start),
+            body: Body::Decode { parameters },
+            limit: forward.stream.then_some(limit),
         };
         let link = attempt.link.as_ref().map(|(link, _)| link.clone());
         self.progress.actual.fetch = Fetch::begins(&self.shared.workers, &decode.worker, link);
-        let answer = self.call(forward, attempt, call).await?;
+        let calling = self.calling(forward, attempt, call)?;
+        let answer = self
+            .within_both(attempt, call, call.limit, calling)
+            .await?
+            .map_err(|error| Stop::Failed(of_call(&target.worker, call.asked, &error)))?;
         self.relay(answer, call, attempt).await
-    }
-
-    /// The first leg: how the KV is fetched, and until when.
-    async fn compute_for_another(
-        &mut self,
-        forward: &Forward,
-        attempt: &mut OnEngines,
-        engine: &Engine,
-        party: &Party,
-        lease: Duration,
-    ) -> Result<(String, Lease), Stop> {
-        let limits = attempt.limits;
-        let call = Call {
-            engine,
-            party,
-            asked: Asked::Prefill,
-            body: Body::Prefill,
-            limit: Some(limits.prefill_start + limits.prefill),
-        };
-        let began = self.shared.clock.now();
-        self.trace.prefill_opened(began);
-        let mut answer = self.call(forward, attempt, call).await?;
-        let answered = self.shared.clock.now();
-        let head = head(&answer.head);
-        if !head.status.is_success() {
-            return Err(self.refused(answer, head, call, limits.token).await);
-        }
-        let body = self
-            .within(
-                Some(limits.prefill),
-                answer.whole(LONGEST_REFUSAL.max(LONGEST_ANSWER)),
-            )
-            .await
-            .map_err(|stopped| self.stopped(stopped, call))?
-            .map_err(|why| {
-                Stop::Failed(Failure::lost(
-                    &engine.worker,
-                    &why,
-                    FailureClass::PrefillLost,
-                ))
-            })?;
-        let said = said(&body);
-        let Some(parameters) = said.transfer else {
-            return Err(Stop::Failed(kept_nothing(engine)));
-        };
-        self.infer(&[State::PrefillStarted], party);
-        for state in [State::PrefillCompleted, State::KvPublished] {
-            let detail = StateDetail::of(party);
-            self.progress.observe(state, answered, detail);
-        }
-        let took = self.shared.clock.now().milliseconds_since(began);
-        // Its wait in the engine's line included: engines do not tell them apart.
-        self.progress.actual.prefill = Some(took);
-        if let Some(cached) = said.counts.and_then(|counts| counts.cached) {
-            self.progress.found_cached(cached);
-        }
-        Ok((parameters, Lease::new(answered, lease)))
     }
 }
 
-/// It has answered, and kept nothing for a reader: of this request, which says nothing of the way to others. Of Baton's connector the answer
-/// does not say why.
-fn kept_nothing(engine: &Engine) -> Failure {
-    let worker = &engine.worker;
-    let (cause, why) = match engine.split {
-        // Its daemon registers no server that has not the connector.
-        Split::Baton { .. } => (
-            Refusal::PoolFull.word(),
-            "its staging had no room (kvPool.blocks of its pool), its engine preempted the prompt or cleared its cache, its daemon was lost or did not answer within 0.5 s, or BatonConnector does not hand over a request like this",
-        ),
-        _ => (
-            HandoffFailure::NoTransport.word(),
-            "start its engine with the connector that its card names",
-        ),
+/// How the KV of an operation is fetched, as the daemon beside the engine tells it once there is something to fetch. `None`: it does not;
+/// the engine's answer will say why.
+async fn told(mut daemon: WorkerClient<Channel>, operation: &OperationId) -> Option<String> {
+    let request = wire::ParametersRequest {
+        operation: operation.to_string(),
     };
-    let message = format!(
-        "the hand-off failed ({cause}): worker {worker} answered without kv_transfer_params: {why}"
-    );
-    Failure {
-        cause,
-        ..Failure::new(FailureClass::HandoffFailed, message)
-    }
-    .at(worker)
+    let told = match daemon.parameters(request).await {
+        Ok(reply) => reply.into_inner().json,
+        Err(status) => {
+            debug!(%operation, code = %status.code(), "not told before the answer: {}", status.message());
+            return None;
+        }
+    };
+    // It becomes a part of another body.
+    let object = serde_json::from_str::<Map<String, Value>>(&told);
+    object
+        .inspect_err(|error| debug!(%operation, %error, "what the daemon tells is no object"))
+        .ok()?;
+    Some(told)
 }

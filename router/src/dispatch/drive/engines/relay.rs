@@ -122,8 +122,14 @@ impl Drive {
         let limits = attempt.limits;
         let mut first_until = Instant::now() + first_event(asked, &limits);
         loop {
+            if let Some(computed) = attempt.computed.take() {
+                // The prompt was computed after the head had come.
+                first_until = first_until.max(computed + first_event(asked, &limits));
+            }
             let limit = if attempt.begun {
                 limits.token
+            } else if attempt.awaits_prompt() {
+                first_event(asked, &limits)
             } else {
                 first_until.saturating_duration_since(Instant::now())
             };

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::super::{Drive, Ending};
+use super::beside::Beside;
 use super::relay::{COUNTED, LONGEST_REFUSAL, first_event};
 use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
@@ -51,10 +52,10 @@ impl Drive {
         let first = self.calling(forward, attempt, computing)?;
         let second = self.calling(forward, attempt, generating)?;
         let worker = source.worker.clone();
-        attempt.beside = Some(Box::pin(async move {
+        attempt.beside = Some(Beside::Tied(Box::pin(async move {
             let ended = drained(first.await).await;
             ended.map_err(|why| why.of(&worker))
-        }));
+        })));
         let answer = self
             .within_both(attempt, generating, generating.limit, second)
             .await?

@@ -1,0 +1,477 @@
+//! The hand-off whose second leg is sent while the first one still computes: the daemon beside the engine tells how its blocks are read.
+
+use std::time::Duration;
+
+use baton_placement::policy::{Assurance, Policy};
+use baton_placement::record::DecisionRecord;
+use baton_protocol::card::Split;
+use baton_protocol::wire::{self, watch_event};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+use crate::double::OpenParameters;
+use crate::engine::{Call, Engine};
+use crate::front::{Reply, Served, end};
+use crate::pull::{ANSWER, prefill_answer};
+use crate::router::{SOON, until};
+use crate::table::impatient;
+use crate::{pair, policy};
+
+const SPLIT: Split = Split::Baton {
+    lease_milliseconds: 30_000,
+};
+/// As the daemon gives them; the space is ours, to see that nobody writes them anew.
+const TOLD: &str =
+    r#"{"do_remote_prefill": true,"do_remote_decode":false,"baton":{"lease":"00ff","later":1e0}}"#;
+const STREAM: &str =
+    "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+
+/// A pair with Baton's connector, and a client.
+struct Early {
+    served: Served,
+    p: Engine,
+    d: Engine,
+    asked: mpsc::UnboundedReceiver<OpenParameters>,
+    /// Of the reports of the engine that generates.
+    reports: u64,
+}
+
+impl Early {
+    async fn start(policy: &Policy) -> Self {
+        let (served, p, d) = pair(policy, SPLIT).await;
+        let asked = p.daemon.is_asked();
+        let reports = 1;
+        Self {
+            served,
+            p,
+            d,
+            asked,
+            reports,
+        }
+    }
+
+    /// A record waits for what the engine that has fetched counts of it: it reports as a daemon does.
+    async fn record(&mut self, run: &str) -> DecisionRecord {
+        let record = self.served.record(run);
+        tokio::pin!(record);
+        loop {
+            self.reports += 1;
+            let load = wire::Load {
+                load_sequence: self.reports,
+                ..wire::Load::default()
+            };
+            self.d.daemon.tell(0, watch_event::Event::Load(load));
+            tokio::select! {
+                record = &mut record => return record,
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            }
+        }
+    }
+
+    /// A run whose first leg is with its engine, and whose router asks.
+    async fn begin(&mut self, stream: bool) -> (JoinHandle<Reply>, Call, OpenParameters) {
+        let body = format!(r#"{{"model":"m","prompt":"a","max_tokens":8,"stream":{stream}}}"#);
+        let reply = self.served.post("Disaggregated", "/v1/completions", body);
+        let prefill = self.p.call().await;
+        let question = tokio::time::timeout(SOON, self.asked.recv()).await;
+        let question = question.expect("the daemon is asked").unwrap();
+        (reply, prefill, question)
+    }
+
+    /// A run whose two legs are under way.
+    async fn both(&mut self, stream: bool) -> (JoinHandle<Reply>, Call, Call) {
+        let (reply, prefill, question) = self.begin(stream).await;
+        tells(question, TOLD);
+        let decode = self.d.call().await;
+        assert_eq!(
+            parameters(&decode),
+            serde_json::from_str::<Value>(TOLD).unwrap()
+        );
+        (reply, prefill, decode)
+    }
+
+    /// The request is answered whole by the engine that generates; what the record says.
+    async fn whole(&mut self, reply: JoinHandle<Reply>) -> DecisionRecord {
+        let mut call = self.d.call().await;
+        let body = call.json();
+        assert!(body.get("kv_transfer_params").is_none(), "{body}");
+        if body["stream"] == true {
+            call.begin().await;
+            call.chunk(STREAM.as_bytes()).await;
+            call.end().await;
+        } else {
+            call.answer(200, "application/json", ANSWER).await;
+        }
+        self.ends(reply).await
+    }
+
+    /// The client has its whole answer, once; nothing is held and no report was out of place.
+    async fn ends(&mut self, reply: JoinHandle<Reply>) -> DecisionRecord {
+        let reply = end(reply).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let text = reply.text();
+        assert!(text == STREAM || text.as_bytes() == ANSWER, "{text}");
+        let record = self.record(&reply.run()).await;
+        assert_eq!(record.states.last().unwrap().state, "completed");
+        self.served.router.holds_nothing().await;
+        let text = self.served.router.metrics.text().unwrap();
+        assert!(text.contains("baton_illegal_events_total 0"), "{text}");
+        assert!(self.p.is_idle() && self.d.is_idle());
+        record
+    }
+}
+
+/// With the first leg; with the second it is not.
+fn patient() -> Policy {
+    let mut policy = impatient();
+    policy.timeouts.prefill_start_seconds = 10.0;
+    policy
+}
+
+fn tells(question: OpenParameters, json: &str) {
+    let json = json.to_owned();
+    let told = question.told.send(Ok(wire::ParametersReply { json }));
+    told.expect("the router waits for it");
+}
+
+fn parameters(call: &Call) -> Value {
+    call.json()["kv_transfer_params"].clone()
+}
+
+fn states(record: &DecisionRecord) -> Vec<(&str, bool)> {
+    let states = record.states.iter();
+    states
+        .map(|state| (state.state.as_str(), state.inferred))
+        .collect()
+}
+
+async fn hangs_up(question: OpenParameters) {
+    let OpenParameters { mut told, .. } = question;
+    tokio::time::timeout(SOON, told.closed())
+        .await
+        .expect("the question is taken back");
+}
+
+#[tokio::test]
+async fn the_second_leg_is_sent_while_the_first_one_computes() {
+    let mut early = Early::start(&policy()).await;
+    let (reply, prefill, question) = early.begin(true).await;
+    assert_eq!(
+        Some(question.operation.as_str()),
+        prefill.header("x-request-id")
+    );
+    let mut said = parameters(&prefill);
+    assert_eq!(said["baton"], json!({"operation": question.operation}));
+    said.as_object_mut().unwrap().remove("baton");
+    let expected = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+        "remote_block_ids": null, "remote_host": null, "remote_port": null});
+    assert_eq!(said, expected);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(early.d.is_idle(), "nothing can be read yet");
+    tells(question, TOLD);
+    let mut decode = early.d.call().await;
+    let sent = String::from_utf8(decode.body.clone()).unwrap();
+    assert!(sent.contains(TOLD), "byte for byte: {sent}");
+    decode.begin().await;
+    prefill
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    // The engine that generates has the last block a moment later.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    decode.chunk(STREAM.as_bytes()).await;
+    decode.end().await;
+    let record = early.ends(reply).await;
+    assert_eq!(record.assurance, Some(Assurance::Verified));
+    let expected = [
+        ("accepted", false),
+        ("route_selected", false),
+        ("prefill_started", true),
+        ("kv_transfer_started", true),
+        ("prefill_completed", false),
+        ("kv_published", false),
+        ("kv_transfer_completed", true),
+        ("decode_started", true),
+        ("streaming", false),
+        ("completed", false),
+    ];
+    assert_eq!(states(&record), expected);
+    assert!(record.fallback.is_none());
+    let prefill = record.actual.unwrap().terms.prefill.unwrap();
+    assert!(prefill >= 50.0, "the whole first leg: {prefill}");
+}
+
+#[tokio::test]
+async fn an_answer_in_one_piece_is_passed_on_too() {
+    let mut early = Early::start(&policy()).await;
+    let (reply, prefill, decode) = early.both(false).await;
+    prefill
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    decode.answer(200, "application/json", ANSWER).await;
+    let record = early.ends(reply).await;
+    assert_eq!(record.outcome.unwrap().input_tokens, 171);
+}
+
+/// Today's way: one leg after the other.
+#[tokio::test]
+async fn a_daemon_that_does_not_tell_in_time_or_at_all_costs_nothing() {
+    let mut early = Early::start(&policy()).await;
+    let given: Value = serde_json::from_str(&prefill_answer()).unwrap();
+    let answers = [
+        None,
+        Some(Err(Status::unimplemented("an earlier release"))),
+        Some(Err(Status::not_found("unknown"))),
+        Some(Err(Status::failed_precondition("the prompt is refused"))),
+        Some(Ok("no JSON")),
+        Some(Ok("[]")),
+    ];
+    for answer in answers {
+        let what = format!("{answer:?}");
+        let (reply, prefill, question) = early.begin(false).await;
+        let mut unanswered = None;
+        match answer {
+            None => unanswered = Some(question),
+            Some(Ok(json)) => tells(question, json),
+            Some(Err(status)) => question.told.send(Err(status)).unwrap(),
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(early.d.is_idle(), "{what}");
+        prefill
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+        let decode = early.d.call().await;
+        assert_eq!(parameters(&decode), given["kv_transfer_params"], "{what}");
+        decode.answer(200, "application/json", ANSWER).await;
+        let record = early.ends(reply).await;
+        let order: Vec<&str> = states(&record).iter().map(|(state, _)| *state).collect();
+        let at = |wanted: &str| order.iter().position(|state| *state == wanted).unwrap();
+        assert!(at("kv_published") < at("kv_transfer_started"), "{what}");
+        if let Some(question) = unanswered {
+            hangs_up(question).await;
+        }
+    }
+}
+
+/// Whatever becomes of the first leg while the second waits for blocks: the second is dropped, and the run is answered anew.
+#[tokio::test]
+async fn a_first_leg_that_fails_takes_the_second_with_it_and_not_the_answer() {
+    let mut policy = impatient();
+    policy.timeouts.prefill_start_seconds = 1.0;
+    policy.topology.breaker.failures = 1;
+    let mut early = Early::start(&policy).await;
+    let mut asleep = Vec::new();
+    let lost = Some("prefill-lost");
+    let cases: [(&str, Option<&str>); 6] = [
+        ("dies", lost),
+        ("500", lost),
+        ("sleeps", lost),
+        ("nothing kept", Some("pool-full")),
+        ("400", None),
+        ("breaks off", lost),
+    ];
+    for (what, cause) in cases {
+        for begun in [false, true] {
+            let (reply, mut prefill, mut decode) = early.both(true).await;
+            if begun {
+                // Its head, and what is no answer yet.
+                decode.begin().await;
+                decode.chunk(b": waits\n\n").await;
+            }
+            match what {
+                "dies" => prefill.hang_up().await,
+                "sleeps" => asleep.push(prefill),
+                "nothing kept" => {
+                    let body = br#"{"choices":[],"kv_transfer_params":null}"#;
+                    prefill.answer(200, "application/json", body).await;
+                }
+                "breaks off" => {
+                    prefill
+                        .bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{")
+                        .await;
+                    prefill.hang_up().await;
+                }
+                status => {
+                    let status = status.parse().unwrap();
+                    let body = br#"{"error":{"message":"why"}}"#;
+                    prefill.answer(status, "application/json", body).await;
+                }
+            }
+            decode.closed().await;
+            let record = early.whole(reply).await;
+            let found = record.fallback.map(|fallback| fallback.cause);
+            assert_eq!(found.as_deref(), cause, "{what}, begun {begun}");
+        }
+    }
+    for prefill in asleep {
+        prefill.closed().await;
+    }
+    let now = early.served.router.workers.clock.now();
+    let links = early.served.router.learning.link_counts(now);
+    assert_eq!(links.open, 0, "the way between the two is not to blame");
+}
+
+/// What the engine that reads counts of a prompt that was given up elsewhere does not open its link's breaker.
+#[tokio::test]
+async fn a_transfer_that_ended_with_its_prompt_does_not_speak_against_the_link() {
+    let mut policy = patient();
+    policy.topology.breaker.failures = 1;
+    let mut early = Early::start(&policy).await;
+    let (reply, prefill, decode) = early.both(true).await;
+    prefill.hang_up().await;
+    decode.closed().await;
+    let mut whole = early.d.call().await;
+    whole.begin().await;
+    whole.chunk(STREAM.as_bytes()).await;
+    whole.end().await;
+    assert_eq!(end(reply).await.text(), STREAM);
+    for (load_sequence, running_sequences) in [(2, 0), (3, 5)] {
+        let load = wire::Load {
+            load_sequence,
+            running_sequences,
+            failed_transfers: 1,
+            ..wire::Load::default()
+        };
+        early.d.daemon.tell(0, watch_event::Event::Load(load));
+    }
+    until("both reports have come", || {
+        let view = early.served.router.workers.view();
+        view.fleet.workers.running_sequences.contains(&5)
+    })
+    .await;
+    let now = early.served.router.workers.clock.now();
+    assert_eq!(early.served.router.learning.link_counts(now).open, 0);
+}
+
+/// It has the KV, or has computed the prompt itself: what the client reads is right, and goes on.
+#[tokio::test]
+async fn an_answer_that_has_begun_does_not_end_with_the_first_leg() {
+    let mut early = Early::start(&patient()).await;
+    let first = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
+    let rest =
+        "data: {\"choices\":[{\"text\":\"b\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+    for what in ["dies", "answers", "never answers"] {
+        let (reply, prefill, mut decode) = early.both(true).await;
+        decode.begin().await;
+        decode.chunk(first.as_bytes()).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let mut unanswered = None;
+        match what {
+            "dies" => prefill.hang_up().await,
+            "answers" => {
+                prefill
+                    .answer(200, "application/json", prefill_answer().as_bytes())
+                    .await;
+            }
+            _ => unanswered = Some(prefill),
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        decode.chunk(rest.as_bytes()).await;
+        decode.end().await;
+        let reply = end(reply).await;
+        assert_eq!(reply.text(), format!("{first}{rest}"), "{what}");
+        let record = early.record(&reply.run()).await;
+        assert!(record.fallback.is_none(), "{what}");
+        // Concluded from the answer, not said by the first leg: in time it had said nothing.
+        let states = states(&record);
+        assert!(states.contains(&("prefill_completed", true)), "{states:?}");
+        let actual = record.actual.unwrap();
+        assert_eq!(actual.terms.prefill.is_some(), what == "answers");
+        if let Some(prefill) = unanswered {
+            prefill.closed().await;
+        }
+        early.served.router.holds_nothing().await;
+        let text = early.served.router.metrics.text().unwrap();
+        assert!(text.contains("baton_illegal_events_total 0"), "{what}");
+    }
+}
+
+/// As where the blocks are all there: one failed leg costs the run an attempt, and the other is dropped.
+#[tokio::test]
+async fn a_second_leg_that_fails_drops_the_first_and_not_the_answer() {
+    let mut early = Early::start(&patient()).await;
+    for (status, cause) in [
+        (Some(500), Some("engine-failed")),
+        (Some(400), None),
+        (None, Some("source-lost")),
+    ] {
+        let (reply, prefill, decode) = early.both(false).await;
+        match status {
+            Some(status) => {
+                decode.answer(status, "application/json", b"{}").await;
+            }
+            None => decode.hang_up().await,
+        }
+        prefill.closed().await;
+        let record = early.whole(reply).await;
+        let found = record.fallback.map(|fallback| fallback.cause);
+        assert_eq!(found.as_deref(), cause, "{status:?}");
+    }
+}
+
+/// All its patience begins when the prompt is computed.
+#[tokio::test]
+async fn a_second_leg_is_not_late_while_the_first_one_computes() {
+    // For the second leg 0.6 s.
+    let mut early = Early::start(&patient()).await;
+    for begun in [false, true] {
+        let (reply, prefill, mut decode) = early.both(true).await;
+        if begun {
+            decode.begin().await;
+            decode.chunk(b": waits\n\n").await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        prefill
+            .answer(200, "application/json", prefill_answer().as_bytes())
+            .await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        if !begun {
+            decode.begin().await;
+        }
+        decode.chunk(STREAM.as_bytes()).await;
+        decode.end().await;
+        let record = early.ends(reply).await;
+        assert!(record.fallback.is_none(), "begun {begun}");
+    }
+    // Then it is.
+    let (reply, prefill, decode) = early.both(true).await;
+    prefill
+        .answer(200, "application/json", prefill_answer().as_bytes())
+        .await;
+    decode.closed().await;
+    let record = early.whole(reply).await;
+    assert_eq!(record.fallback.unwrap().cause, "timeout");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_gone_for_both_legs_and_for_the_daemon() {
+    let mut early = Early::start(&policy()).await;
+    let (reply, prefill, question) = early.begin(true).await;
+    reply.abort();
+    prefill.closed().await;
+    hangs_up(question).await;
+    early.served.router.holds_nothing().await;
+
+    for begun in [false, true] {
+        let (reply, prefill, mut decode) = early.both(true).await;
+        let operation = prefill.header("x-request-id").unwrap();
+        let run = operation.strip_suffix("-01").unwrap().to_owned();
+        if begun {
+            decode.begin().await;
+        }
+        reply.abort();
+        tokio::join!(prefill.closed(), decode.closed());
+        early.served.router.holds_nothing().await;
+        // How far it came.
+        let expected = [
+            ("accepted", false),
+            ("route_selected", false),
+            ("prefill_started", true),
+            ("kv_transfer_started", true),
+            ("cancelled", false),
+        ];
+        assert_eq!(states(&early.record(&run).await), expected);
+    }
+    assert!(early.d.is_idle());
+}
