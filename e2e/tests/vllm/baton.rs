@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use baton_e2e::fleet::{Fleet, path};
 use baton_e2e::record::Record;
 use baton_e2e::vllm::{Changed, Server, Vllm};
@@ -48,6 +48,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let fleet = vllm.pair(EXAMPLE, changed).await?;
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
     memory_is_shared(&fleet).await?;
+    blocks_move_while_the_prompt_is_computed(&fleet).await?;
     equal::a_repeated_prompt_is_credited(&fleet, 50).await?;
     an_expired_lease_is_not_read(&fleet).await?;
     told("a lease expired before it was read, and the prompt was computed anew");
@@ -125,6 +126,48 @@ async fn memory_is_shared(fleet: &Fleet) -> Result<()> {
         let log = std::fs::read_to_string(fleet.state().join(format!("logs/{name}.log")))?;
         ensure!(!log.contains("Shm is not offered"), "{log}");
     }
+    Ok(())
+}
+
+/// A prompt of many steps: the second leg is sent before the first is answered, and most blocks are there before the last is computed.
+async fn blocks_move_while_the_prompt_is_computed(fleet: &Fleet) -> Result<()> {
+    let decode = Server::of(fleet, "decode")?;
+    let early = async || -> Result<f64> {
+        let metrics = fleet.worker_metrics("decode-0").await?;
+        Ok(metrics.count("baton_handoff_early_blocks_total", &[]))
+    };
+    let before = early().await?;
+    let question = Question::completion(prompt(97, 1500));
+    let through = ask(&fleet.api, &question, Some("Disaggregated")).await?;
+    let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
+    same(&question, &direct, &through)?;
+    let record = Record::of(&fleet.admin, through.run()?).await?;
+    record.check_order()?;
+    ensure!(
+        record.kind()? == "Remote" && record.0["fallback"].is_null(),
+        "{}",
+        record.0
+    );
+    let at = |wanted: &str| {
+        let states = record.0["states"].as_array();
+        let mut found = states.into_iter().flatten();
+        let state = found.find(|state| state["state"] == wanted);
+        let at = state.and_then(|state| state["at"].as_str());
+        at.with_context(|| format!("{wanted}: {}", record.0["states"]))
+    };
+    // Of one form and one place: text order is time order.
+    let (sent, computed) = (at("kv_transfer_started")?, at("prefill_completed")?);
+    ensure!(sent < computed, "sent {sent}, computed {computed}");
+    let tokens = through.body["usage"]["prompt_tokens"].as_f64();
+    let blocks = tokens.context("no usage")? / 32.0;
+    let came = early().await? - before;
+    ensure!(
+        came >= blocks / 2.0,
+        "{came} of {blocks} blocks came while the prompt was computed"
+    );
+    told(&format!(
+        "{came} of {blocks:.1} blocks came while the prompt was computed: second leg {sent}, first answered {computed}"
+    ));
     Ok(())
 }
 
