@@ -37,7 +37,7 @@ cluster-down: ## ends the cluster that `make cluster` started
 # In the release profile, so that build scripts, macros and what they stand on are compiled once for clippy and for the build.
 CLIPPY = $(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 
-# The tests of the crates mostly wait, so Kubernetes is built meanwhile, where nothing else wants the processor; vLLM is fetched while fuzzers compute.
+# The tests of the crates mostly wait: what is left of the processor then builds Kubernetes. vLLM is fetched while fuzzers compute.
 test: ## everything that must pass
 	bash ./.ci/timed format $(CARGO) fmt --all --check
 	bash ./.ci/timed clippy $(CLIPPY)

@@ -49,14 +49,14 @@ fn what_cannot_serve_says_so_and_what_is_not_its_own_is_left_alone() {
         } else {
             skipped(&format!("a lying worker: the cluster has no {LIES}"));
         }
-        pools_that_cannot_serve(&baton)?;
+        apply_pools_that_cannot_serve(&baton)?;
         pools_that_cannot_be_paired_say_so_before_any_pod_runs(&baton)?;
         a_pod_of_somebody_else_is_neither_adopted_nor_touched(&baton)?;
         each_says_which_pod_and_why(&baton, lies)
     });
 }
 
-fn pools_that_cannot_serve(baton: &Installed) -> Result<()> {
+fn apply_pools_that_cannot_serve(baton: &Installed) -> Result<()> {
     let engine = "{type: Builtin}";
     let declared = "{type: Builtin, kvCacheDtype: F16}";
     let gpus = "  accelerator: {count: 99}\n";

@@ -14,7 +14,10 @@ const PAGE: usize = 4 << 10;
 fn what_is_read_again_and_again_takes_no_more_memory() -> Result<(), Box<dyn Error>> {
     for target in &TARGETS {
         for (name, input) in (target.seeds)() {
-            (target.check)(&input);
+            // The first times reserve what the later ones use.
+            for _ in 0..3 {
+                (target.check)(&input);
+            }
             let before = resident()?;
             for _ in 0..TIMES {
                 (target.check)(&input);

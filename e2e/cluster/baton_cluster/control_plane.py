@@ -171,16 +171,17 @@ def _ready(layout: Layout) -> str | None:
 
 
 def _free_port() -> int:
-    """One that is free now, and that is given to nobody who asks for any: a server that is started again has to find its own port free."""
+    """One that is free now, and that is given to nobody who asks for any, nor to a child of `baton up`: a server that is started again
+    has to find its own port free."""
     lowest_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(20_000, max(lowest_given, 20_100)), 50):
+    for port in random.sample(range(30_000, max(lowest_given, 30_100)), 50):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
-    raise ClusterError("no port of loopback is free: end what listens on 20000 and above")
+    raise ClusterError("no port of loopback is free: end what listens on 30000 and above")
 
 
 # Every write, by whom and to what, without bodies: tests count what a quiet cluster writes.

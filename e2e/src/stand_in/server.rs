@@ -251,7 +251,11 @@ impl Server {
                 std::fs::write(HELD, "").context(HELD)?;
                 self.ends.cancel();
             }
-            "serve" => std::fs::remove_file(HELD).context(HELD)?,
+            // Asked again where the first answer was lost.
+            "serve" => match std::fs::remove_file(HELD) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(HELD),
+                _ => {}
+            },
             _ => anyhow::bail!("{order}: must be told, hurry, exit or serve"),
         }
         Ok(json!({"done": order}))

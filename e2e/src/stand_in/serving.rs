@@ -24,8 +24,12 @@ where
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    connections.spawn_local(connection(stream, answer.clone()));
+                match accepted {
+                    Ok((stream, _)) => {
+                        connections.spawn_local(connection(stream, answer.clone()));
+                    }
+                    // No descriptor is left, as a rule: the next try would fail at once, too.
+                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 }
             }
             // Reaped as they end.

@@ -26,9 +26,11 @@ const DECODE: &str = "words-decode";
 /// Ports that users of vLLM know, and the daemon's.
 const HTTP: u16 = 8000;
 const ADMIN: u16 = 7002;
-/// 50 ms each: a stream of these would last for 100 s, and is hurried when all was seen that is to be seen meanwhile.
-const LONG: u32 = 2000;
-/// A drain ends two reports of an idle server after its last request; server and daemon end within seconds. The pod's grace is 150 s.
+/// Milliseconds of a token.
+const PACE: &str = "100";
+/// A stream of these would last for five minutes, and is hurried when all was seen that is to be seen meanwhile.
+const LONG: u32 = 3000;
+/// A drain ends two reports of an idle server after its last request; server and daemon end within seconds. The pod's grace is six minutes.
 const ENDED: Duration = Duration::from_secs(60);
 
 /// One prefill and three decode servers on the nodes, besides what the cluster serves already.
@@ -74,12 +76,12 @@ fn manifest(folder: &Path) -> String {
         model: MODEL.to_owned(),
         source: format!("hostPath: {}", folder.display()),
         engine: format!(
-            "{{type: VLLM, image: '{IMAGE}', maxModelLength: {MAX_LENGTH}, args: [--max-num-seqs, '64'], env: [{{name: {}, value: '50'}}]}}",
+            "{{type: VLLM, image: '{IMAGE}', maxModelLength: {MAX_LENGTH}, args: [--max-num-seqs, '64'], env: [{{name: {}, value: '{PACE}'}}]}}",
             baton_e2e::stand_in::started::PACE
         ),
         kv_pool: "{leaseSeconds: 30}".to_owned(),
         decode_replicas: 3,
-        policy: "  timeouts: {totalSeconds: 300}\n".to_owned(),
+        policy: "  timeouts: {totalSeconds: 600}\n".to_owned(),
         ..Manifest::tiny()
     };
     let text = fleet.text();
@@ -87,7 +89,7 @@ fn manifest(folder: &Path) -> String {
         .replace("{name: decode}", &format!("{{name: {DECODE}}}"))
         .replace(
             "  engine: ",
-            "  rollout: {drainTimeoutSeconds: 120}\n  engine: ",
+            "  rollout: {drainTimeoutSeconds: 330}\n  engine: ",
         )
 }
 
@@ -102,7 +104,7 @@ fn told_and_registered(baton: &Installed, name: &str) -> Result<()> {
         ("VLLM_HOST_IP", address),
         ("VLLM_NIXL_SIDE_CHANNEL_HOST", address),
         ("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"),
-        (baton_e2e::stand_in::started::PACE, "50"),
+        (baton_e2e::stand_in::started::PACE, PACE),
     ] {
         ensure!(
             variables[variable] == value,
@@ -300,7 +302,8 @@ async fn placed_elsewhere(baton: &Installed, name: &str) -> Result<()> {
         let answer = ask.send(&baton.api).await?;
         ensure!(answer.output.text == counted(2), "{:?}", answer.output);
         let record = baton.explain(&answer.run)?;
-        ensure!(record.chosen()?["decode"] != name, "{}", record.0);
+        let decode = &record.chosen()?["decode"];
+        ensure!(decode.is_string() && decode != name, "{}", record.0);
     }
     Ok(())
 }
