@@ -8,6 +8,8 @@ mod aborts;
 mod baton;
 #[path = "vllm/deaths.rs"]
 mod deaths;
+#[path = "vllm/early.rs"]
+mod early;
 #[path = "vllm/equal.rs"]
 mod equal;
 #[path = "vllm/events.rs"]

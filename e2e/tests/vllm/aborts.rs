@@ -130,13 +130,19 @@ async fn has_requests(server: &Server) -> Result<()> {
 }
 
 /// Requests that the server has answered to their end; those that were given up are not among them.
-async fn ended(server: &Server) -> Result<f64> {
+///
+/// # Errors
+/// It does not say.
+pub(crate) async fn ended(server: &Server) -> Result<f64> {
     let metrics = server.metrics().await?;
     Ok(metrics.count("vllm:request_success_total", &[]))
 }
 
 /// Nothing runs any more, and nothing has run to its end since there were so many of those.
-async fn has_stopped(server: &Server, before: f64) -> Result<()> {
+///
+/// # Errors
+/// Something does, or has.
+pub(crate) async fn has_stopped(server: &Server, before: f64) -> Result<()> {
     server.rests().await?;
     let more = ended(server).await? - before;
     ensure!(more <= 0.0, "{more} went on to the end");

@@ -11,7 +11,7 @@ use baton_e2e::{told, wait};
 use super::equal::{self, Question, ask, prompt, same};
 use super::events::Side;
 use super::gated::Gated;
-use super::{aborts, deaths, events, odd};
+use super::{aborts, deaths, early, events, odd};
 
 const EXAMPLE: &str = "vllm-cpu-baton-connector.yaml";
 /// A daemon flips a byte of the third block that it sends: a hand-off has more.
@@ -58,6 +58,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     }
     events::an_eviction_storm_is_followed(&fleet, Side::Decode, 200).await?;
     nothing_is_held(&fleet).await?;
+    early::left_by_its_client(&fleet).await?;
     let gated = Gated::over(&fleet).await?;
     aborts::in_each_phase(&fleet, &gated).await?;
     aborts::while_kv_is_fetched(&fleet, &gated, "prefill-0").await?;
@@ -71,6 +72,8 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     a_flipped_byte_is_computed_anew(&fleet).await?;
     told("a flipped byte was found, and the prompt computed anew");
     nothing_is_held(&fleet).await?;
+    // The last: the server is not waited for again.
+    early::while_its_server_dies(&fleet).await?;
     fleet.end().await
 }
 
@@ -198,7 +201,9 @@ async fn an_expired_lease_is_not_read(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-async fn nothing_is_held(fleet: &Fleet) -> Result<()> {
+/// # Errors
+/// Something is.
+pub(crate) async fn nothing_is_held(fleet: &Fleet) -> Result<()> {
     wait::until("no daemon holds a block", SETTLED, async || {
         match fleet.idle(Duration::from_secs(1)).await {
             Ok(()) => Ok(()),

@@ -20,10 +20,10 @@ use super::gated::Gated;
 /// A server starts in a minute, and in ten beside other work.
 const BACK: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(60);
-const ENGINE: &str = "prefill-0-engine";
-const DAEMON: &str = "prefill-0";
+pub(crate) const ENGINE: &str = "prefill-0-engine";
+pub(crate) const DAEMON: &str = "prefill-0";
 const DECODE_ENGINE: &str = "decode-0-engine";
-const DECODE: &str = "decode-0";
+pub(crate) const DECODE: &str = "decode-0";
 /// As `baton up` gives it, but for the policy: what cannot be fetched fails, as without a word of Baton's it would by vLLM's default.
 const FAILS: &str = r#"--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":15}}"#;
 
@@ -298,7 +298,11 @@ fn is_local(record: &Record) -> Result<()> {
     Ok(())
 }
 
-async fn is_right(fleet: &Fleet, question: &Question, through: &Answered) -> Result<()> {
+/// As the server that decodes answers it alone.
+///
+/// # Errors
+/// It is not.
+pub(crate) async fn is_right(fleet: &Fleet, question: &Question, through: &Answered) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
     let direct = question.clone().salted("direct");
     let direct = Box::pin(ask(&decode.client, &direct, None)).await?;
@@ -306,7 +310,10 @@ async fn is_right(fleet: &Fleet, question: &Question, through: &Answered) -> Res
 }
 
 /// With all its processes, which `baton up` ends after their leader.
-async fn kill(fleet: &Fleet, name: &str) -> Result<()> {
+///
+/// # Errors
+/// There is none of that name, or it does not end.
+pub(crate) async fn kill(fleet: &Fleet, name: &str) -> Result<()> {
     let Started { pid, .. } = fleet.named(name)?;
     signal_process(pid, Signal::KILL);
     wait::until("it has ended", SOON, async || match fleet.named(name) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::gate::Gate;
-use baton_e2e::http::Events;
+use baton_e2e::http::{Client, Events};
 use baton_e2e::interposer::{Changes, Interposer};
 use baton_e2e::lone_router::{LoneRouter, control};
 use baton_e2e::metrics::Metrics;
@@ -20,7 +20,7 @@ pub(crate) const REMOTE: Option<&str> = Some("Disaggregated");
 /// Daemons read their servers' counters once a second.
 const COUNTED: Duration = Duration::from_secs(30);
 /// A link that was shut is tried again after the policy's ten seconds, and a worker that came back is known within one or two.
-const OPEN_AGAIN: Duration = Duration::from_secs(90);
+pub(crate) const OPEN_AGAIN: Duration = Duration::from_secs(90);
 
 pub(crate) struct Gated {
     pub(crate) router: LoneRouter,
@@ -104,26 +104,12 @@ impl Gated {
     /// # Errors
     /// It does not begin.
     pub(crate) async fn open(&self, question: &Question, request: &str) -> Result<Events> {
-        let headers = [("x-baton-mode", "Disaggregated"), ("x-request-id", request)];
-        let question = question.clone().with("stream", true);
-        let open = self
-            .router
-            .api
-            .open(question.path, &headers, &question.body);
-        Ok(open.await?.events())
+        open(&self.router.api, question, request).await
     }
 
     /// Two workers may hand over now; what there is otherwise.
     async fn has_pair(&self) -> Result<(), String> {
-        let view = self.router.view().await;
-        let view = view.map_err(|error| format!("{error:#}"))?;
-        let pairs = view["pairs"].as_array().ok_or("no pairs")?;
-        let usable = |pair: &Value| pair["compatible"] == true && pair["breaker"] != "Open";
-        if pairs.iter().any(usable) {
-            Ok(())
-        } else {
-            Err(format!("{pairs:?}"))
-        }
+        has_pair(&self.router.view().await)
     }
 
     /// Waits until two workers may hand over.
@@ -169,6 +155,32 @@ impl Gated {
             Err(record.text("explanation").to_owned())
         })
         .await?
+    }
+}
+
+/// Asks a router for a stream, and for a hand-off.
+///
+/// # Errors
+/// It does not begin.
+pub(crate) async fn open(api: &Client, question: &Question, request: &str) -> Result<Events> {
+    let headers = [("x-baton-mode", "Disaggregated"), ("x-request-id", request)];
+    let question = question.clone().with("stream", true);
+    let open = api.open(question.path, &headers, &question.body);
+    Ok(open.await?.events())
+}
+
+/// Two workers may hand over, as a router has just said; what there is otherwise.
+///
+/// # Errors
+/// None may.
+pub(crate) fn has_pair(view: &Result<Value>) -> Result<(), String> {
+    let view = view.as_ref().map_err(|error| format!("{error:#}"))?;
+    let pairs = view["pairs"].as_array().ok_or("no pairs")?;
+    let usable = |pair: &Value| pair["compatible"] == true && pair["breaker"] != "Open";
+    if pairs.iter().any(usable) {
+        Ok(())
+    } else {
+        Err(format!("{pairs:?}"))
     }
 }
 
