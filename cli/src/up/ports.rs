@@ -8,6 +8,7 @@ use anyhow::Context;
 /// those could have a child's port while the child is down.
 const LEAST: u16 = 10_000;
 const MOST: u16 = 30_000;
+const FEWEST: u16 = 1_000;
 /// Draws before the kernel is asked.
 const DRAWS: usize = 64;
 
@@ -20,19 +21,10 @@ pub(crate) struct Ports {
 impl Ports {
     /// A free port of loopback.
     pub(crate) fn free(&mut self) -> anyhow::Result<SocketAddr> {
-        let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-        let below = MOST.min(first_of_connections());
-        for _ in 0..DRAWS {
-            let Some(places) = below.checked_sub(LEAST).filter(|&places| places > 0) else {
-                break;
-            };
-            let drawn = getrandom::u32().context("no random number for a port")?;
-            let place = u16::try_from(drawn % u32::from(places))?;
-            if let Ok(address) = self.take(loopback(LEAST + place), "a worker") {
-                return Ok(address);
-            }
-        }
-        self.take(loopback(0), "a worker")
+        self.take(
+            SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            "a worker",
+        )
     }
 
     /// The address as asked for, with port 0 made a free one.
@@ -40,7 +32,13 @@ impl Ports {
     /// # Errors
     /// It cannot be listened on; `flag` is what to change then.
     pub(crate) fn take(&mut self, wanted: SocketAddr, flag: &str) -> anyhow::Result<SocketAddr> {
-        let listener = TcpListener::bind(wanted).map_err(|error| match error.kind() {
+        let drawn = if wanted.port() == 0 && wanted.ip().is_loopback() {
+            drawn(wanted.ip())?
+        } else {
+            None
+        };
+        let bound = drawn.map_or_else(|| TcpListener::bind(wanted), Ok);
+        let listener = bound.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => {
                 anyhow::anyhow!("{wanted} is in use: end what listens there or give {flag} another port (0 takes a free one)")
             }
@@ -50,6 +48,24 @@ impl Ports {
         self.held.push(listener);
         Ok(address)
     }
+}
+
+/// A port that no connection is given; none where there are too few.
+fn drawn(address: IpAddr) -> anyhow::Result<Option<TcpListener>> {
+    let Some(places) = MOST.min(first_of_connections()).checked_sub(LEAST) else {
+        return Ok(None);
+    };
+    if places < FEWEST {
+        return Ok(None);
+    }
+    for _ in 0..DRAWS {
+        let drawn = getrandom::u32().context("no random number for a port")?;
+        let place = u16::try_from(drawn % u32::from(places))?;
+        if let Ok(listener) = TcpListener::bind(SocketAddr::new(address, LEAST + place)) {
+            return Ok(Some(listener));
+        }
+    }
+    Ok(None)
 }
 
 /// The first port that the kernel gives to whoever asks for any. Where it does not say, what most have.
@@ -73,7 +89,7 @@ mod tests {
         assert_ne!(first, second);
         let outgoing = first_of_connections();
         for port in [first.port(), second.port()] {
-            assert!(port < outgoing || outgoing <= LEAST, "{port}");
+            assert!(port < outgoing || outgoing < LEAST + FEWEST, "{port}");
         }
         let error = ports.take(first, "--listen").unwrap_err().to_string();
         assert_eq!(

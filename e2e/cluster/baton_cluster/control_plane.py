@@ -130,30 +130,49 @@ def _api_server(layout: Layout, inside: list[str], etcd: str, port: int, alone: 
 
 def _controllers(layout: Layout, inside: list[str], server: str, alone: bool) -> None:
     held = layout.certificates.path
+    port = _free_port() if alone else 10257
     config = layout.certificates.kubeconfig(layout.folder / "kube-controller-manager.kubeconfig", "kube-controller-manager", server)
     layout.processes.start(
         "kube-controller-manager",
-        [*inside, layout.program("kube-controller-manager"), *_client(config, alone, 10257),
+        [*inside, layout.program("kube-controller-manager"), *_client(config, port),
          "--use-service-account-credentials=true", "--allocate-node-cidrs=false", f"--root-ca-file={held('ca.crt')}",
          f"--service-account-private-key-file={held('service-accounts.key')}", f"--client-ca-file={held('ca.crt')}",
          f"--cluster-signing-cert-file={held('ca.crt')}", f"--cluster-signing-key-file={held('ca.key')}",
          f"--requestheader-client-ca-file={held('front-proxy-ca.crt')}",
          *([] if alone else [f"--node-monitor-grace-period={GIVEN_UP_SECONDS}s"])],  # fmt: skip
     )
+    if alone:
+        _listens(layout, "kube-controller-manager", port)
 
 
 def _scheduler(layout: Layout, inside: list[str], server: str, alone: bool) -> None:
     config = layout.certificates.kubeconfig(layout.folder / "kube-scheduler.kubeconfig", "kube-scheduler", server)
-    layout.processes.start("kube-scheduler", [*inside, layout.program("kube-scheduler"), *_client(config, alone, 10259)])
+    port = _free_port() if alone else 10259
+    layout.processes.start("kube-scheduler", [*inside, layout.program("kube-scheduler"), *_client(config, port)])
+    if alone:
+        _listens(layout, "kube-scheduler", port)
 
 
-def _client(config: pathlib.Path, alone: bool, port: int) -> list[str]:
+def _listens(layout: Layout, name: str, port: int) -> None:
+    """Waits until it has its port: from then on nobody else is given that."""
+
+    def in_the_way() -> str | None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return None
+        except OSError as error:
+            return str(error)
+
+    wait.until(f"{name} listens on {port}", 60, in_the_way, lambda: layout.processes.must_run(name))
+
+
+def _client(config: pathlib.Path, port: int) -> list[str]:
     return [
         f"--kubeconfig={config}",
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
         "--bind-address=127.0.0.1",
-        f"--secure-port={_free_port() if alone else port}",
+        f"--secure-port={port}",
         "--leader-elect=false",
     ]
 

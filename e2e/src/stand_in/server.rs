@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -253,7 +254,9 @@ impl Server {
             }
             // Asked again where the first answer was lost.
             "serve" => match std::fs::remove_file(HELD) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(HELD),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).context(HELD);
+                }
                 _ => {}
             },
             _ => anyhow::bail!("{order}: must be told, hurry, exit or serve"),

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use baton_system::network::ACCEPT_PAUSE;
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::{self, Incoming};

@@ -19,6 +19,8 @@ use super::gated::Gated;
 
 /// A server starts in a minute, and in ten beside other work.
 const BACK: Duration = Duration::from_secs(900);
+/// A prompt that is computed again, beside a server that starts.
+const ANSWERED: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
 pub(crate) const ENGINE: &str = "prefill-0-engine";
 pub(crate) const DAEMON: &str = "prefill-0";
@@ -31,15 +33,19 @@ const FAILS: &str = r#"--kv-transfer-config {"kv_connector":"NixlConnector","kv_
 /// What does not hold.
 pub(crate) async fn of_the_servers(vllm: &Vllm, fleet: &Fleet, gated: &Gated) -> Result<()> {
     // What it is started with the next time.
-    vllm.later_flags("prefill", "--block-size 64 --dtype bfloat16")?;
+    let quick = ONE_PROCESS.join(" ");
+    vllm.later_flags(
+        "prefill",
+        &format!("{quick} --block-size 64 --dtype bfloat16"),
+    )?;
     let first = killed_between_the_legs(fleet, gated, ENGINE, 500).await?;
     nobody_prefills(fleet, gated, 510).await?;
     let second = back(gated, &first).await?;
     another_is_not_paired(fleet, gated, 520, &["lockSize", "vDtype"]).await?;
 
-    vllm.later_flags("prefill", "")?;
+    vllm.later_flags("prefill", &quick)?;
     vllm.later_without_development("prefill")?;
-    vllm.later_flags("decode", FAILS)?;
+    vllm.later_flags("decode", &format!("{quick} {FAILS}"))?;
     let decode = worker(gated, DECODE).await?;
     // At once, so that they start beside each other.
     kill(fleet, ENGINE).await?;
@@ -56,30 +62,32 @@ pub(crate) async fn of_the_servers(vllm: &Vllm, fleet: &Fleet, gated: &Gated) ->
     Ok(())
 }
 
-/// Under `kv_load_failure_policy: fail`. The server that prefills is not waited for again.
+/// Under `kv_load_failure_policy: fail`, of a server that has read from the one that dies, and reads from its successor then.
 ///
 /// # Errors
 /// What does not hold.
 pub(crate) async fn fails_between_the_legs(fleet: &Fleet, gated: &Gated) -> Result<()> {
-    let at_once = async |_: &Value| anyhow::Ok(());
-    let (_, record) = between_the_legs(fleet, gated, ENGINE, 595, at_once).await?;
+    let (before, record) = between_the_legs(fleet, gated, ENGINE, 595, ANSWERED, at_once).await?;
     is_recomputed_after_an_error(&record)?;
-    told("a hand-off that failed with an error was computed anew");
+    back(gated, &before).await?;
+    gated.hands_over(fleet, 600..650).await?;
+    told("a hand-off that failed with an error was computed anew, and the next server handed over");
     Ok(())
 }
 
 /// A decode server that has never met the one that prefilled is sent to it when another one, all alike, listens in its place.
 async fn its_successor_is_met(fleet: &Fleet, gated: &Gated, number: usize) -> Result<()> {
-    let until_back = async |before: &Value| back(gated, before).await.map(|_| ());
-    let (_, record) = between_the_legs(fleet, gated, ENGINE, number, until_back).await?;
-    is_recomputed_after_an_error(&record)?;
-    let file = fleet.state().join(format!("logs/{DECODE_ENGINE}.log"));
-    let log = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     // NIXL's own words: it has asked the successor, and seen that it is not the one.
-    ensure!(
-        log.contains("engine ID mismatch"),
-        "the successor was not met: {log}"
-    );
+    let met = || -> Result<usize> {
+        let file = fleet.state().join(format!("logs/{DECODE_ENGINE}.log"));
+        let log = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(log.matches("engine ID mismatch").count())
+    };
+    let before = met()?;
+    let until_back = async |before: &Value| back(gated, before).await.map(|_| ());
+    let (_, record) = between_the_legs(fleet, gated, ENGINE, number, BACK, until_back).await?;
+    is_recomputed_after_an_error(&record)?;
+    ensure!(met()? > before, "the successor was not met");
     Ok(())
 }
 
@@ -172,8 +180,7 @@ async fn killed_between_the_legs(
     name: &str,
     number: usize,
 ) -> Result<Value> {
-    let at_once = async |_: &Value| anyhow::Ok(());
-    let (before, record) = between_the_legs(fleet, gated, name, number, at_once).await?;
+    let (before, record) = between_the_legs(fleet, gated, name, number, ANSWERED, at_once).await?;
     // The decode server has noticed, computed the prompt anew, and not said so: its counter does, which the record quotes.
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
@@ -183,13 +190,18 @@ async fn killed_between_the_legs(
     Ok(before)
 }
 
-/// While the decode leg waits at the gate `name` is killed, and then more happens. What the router knew of the worker that prefills
-/// before, and the record of an answer that is right.
+async fn at_once(_: &Value) -> Result<()> {
+    Ok(())
+}
+
+/// While the decode leg waits at the gate `name` is killed, and then more happens; the answer is there within `patience`. What the router
+/// knew of the worker that prefills before, and the record of an answer that is right.
 async fn between_the_legs(
     fleet: &Fleet,
     gated: &Gated,
     name: &str,
     number: usize,
+    patience: Duration,
     then: impl AsyncFnOnce(&Value) -> Result<()>,
 ) -> Result<(Value, Record)> {
     let question = Question::completion(prompt(number, 60));
@@ -205,11 +217,9 @@ async fn between_the_legs(
     };
     let restarted = format!("{name} was ended by signal 9, it is started again");
     let said = fleet.notes().matches(&restarted).count();
-    let api = gated.router.api.patient(BACK);
+    let api = gated.router.api.patient(patience);
     let asked = Box::pin(ask(&api, &question, super::gated::REMOTE));
-    let (through, held) = tokio::join!(asked, hold);
-    held?;
-    let through = through?;
+    let (through, ()) = tokio::try_join!(asked, hold)?;
     is_right(fleet, &question, &through).await?;
     let record = gated.record(&through).await?;
     record.check_order()?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::told;
-use baton_e2e::vllm::{Changed, ONE_PROCESS, Server, Vllm};
+use baton_e2e::vllm::{Changed, Server, Vllm};
 
 use super::equal::{self, Question, ask, same};
 use super::events::Side;
@@ -31,12 +31,8 @@ const GIVEN_BACK: Duration = Duration::from_secs(90);
 /// # Errors
 /// What does not hold.
 pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
-    let arguments = format!(
-        "{}, --max-num-batched-tokens, \"1024\"",
-        ONE_PROCESS.join(", ")
-    );
     let changed = Changed {
-        arguments: &arguments,
+        arguments: "--max-num-batched-tokens, \"1024\"",
         texts: &TEXTS,
         ..Changed::default()
     };
