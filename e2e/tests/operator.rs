@@ -14,7 +14,7 @@ use rustix::process::Signal;
 /// Workers of the tiny model register within seconds, and idle ones drain at once.
 const SOON: Duration = Duration::from_secs(90);
 /// A lease is 30 s, and a candidate looks every 2 s.
-const AFTER_A_DEATH: Duration = Duration::from_secs(45);
+const AFTER_A_DEATH: Duration = Duration::from_secs(75);
 /// One look takes at most a minute, a watch that says nothing is opened anew a little later; then comes what was waiting.
 const AFTER_A_SILENCE: Duration = Duration::from_secs(180);
 /// Kills of one test, and the seed of when they come.
