@@ -177,9 +177,14 @@ impl BytePairs {
                 pairs.whole.insert(name, id);
             }
         }
-        // The crate keeps words of each tokenizer that it has used for as long as the thread lives: on this one for ever.
-        let agrees = thread::scope(|scope| scope.spawn(|| pairs.agrees_with(tokenizer)).join());
-        agrees.unwrap_or(Err(Unfit("a sample that the tokenizer panics on")))?;
+        // On a thread of its own: the crate keeps words of every tokenizer that a thread has used, until the thread ends.
+        thread::scope(|scope| {
+            let checking =
+                thread::Builder::new().spawn_scoped(scope, || pairs.agrees_with(tokenizer));
+            let checking = checking.map_err(|_| Unfit("no thread to check it on"))?;
+            let checked = checking.join();
+            checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
         Ok(pairs)
     }
 
