@@ -5,11 +5,12 @@ use std::sync::Arc;
 use baton_protocol::card::Dispatch;
 use baton_protocol::wire::worker_server::Worker;
 use baton_protocol::wire::{self, DecodeEvent, PrefillEvent, WatchEvent};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::life::Life;
 use super::shared::Shared;
 use super::staging::Staging;
+use crate::config::Connector;
 use crate::connector::Untold;
 use crate::serve::service::{Answers, chunks, leases, watch};
 
@@ -34,15 +35,9 @@ impl Service {
     }
 
     fn staging<'a>(&self, life: &'a Life) -> Result<&'a Staging, Status> {
-        life.staging.as_ref().ok_or_else(|| self.no_lease())
-    }
-
-    fn tells_none(&self) -> Status {
-        Status::unimplemented(format!(
-            "worker {}: its server moves KV by connector {}: how it is read is in the prefill leg's answer alone",
-            self.0.config.name,
-            self.0.config.engine.connector.word()
-        ))
+        life.staging
+            .as_ref()
+            .ok_or_else(|| self.no_lease(Code::FailedPrecondition))
     }
 
     fn untold(&self, untold: &Untold) -> Status {
@@ -55,12 +50,16 @@ impl Service {
         }
     }
 
-    fn no_lease(&self) -> Status {
-        Status::failed_precondition(format!(
-            "worker {}: its server moves KV by connector {}, which has no leases here",
-            self.0.config.name,
-            self.0.config.engine.connector.word()
-        ))
+    fn no_lease(&self, code: Code) -> Status {
+        let name = &self.0.config.name;
+        let words = match self.0.config.engine.connector {
+            Connector::None => format!("worker {name}: its server hands no KV over"),
+            by => format!(
+                "worker {name}: its server moves KV by connector {}, which has no leases here",
+                by.word()
+            ),
+        };
+        Status::new(code, words)
     }
 }
 
@@ -141,7 +140,8 @@ impl Worker for Service {
         // The life is not held while it is waited for: it may end meanwhile, and whoever waits hears of that.
         let told = {
             let life = self.staged()?;
-            let staging = life.staging.as_ref().ok_or_else(|| self.tells_none())?;
+            let staging = life.staging.as_ref();
+            let staging = staging.ok_or_else(|| self.no_lease(Code::Unimplemented))?;
             staging.parameters(request.into_inner().operation)
         };
         let json = told.await.map_err(|untold| self.untold(&untold))?;

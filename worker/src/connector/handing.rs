@@ -76,7 +76,8 @@ impl Handing {
 pub(super) struct Handings(HashMap<String, Handing>);
 
 impl Handings {
-    /// Reserves blocks and opens the lease. Returns the first block to be published, and the descriptor. Takes `asked` when it succeeds.
+    /// Reserves blocks and opens the lease. Returns the first block to be published, and the descriptor, of which whoever
+    /// asks for `operation` is told.
     ///
     /// # Errors
     /// Why this prompt cannot be handed over, in a sentence.
@@ -87,7 +88,7 @@ impl Handings {
         request: String,
         tokens: Vec<u32>,
         salt: &str,
-        asked: &mut Option<Prompt>,
+        operation: Option<&str>,
     ) -> Result<(u32, Value), String> {
         if self.0.contains_key(&request) {
             return Err("a request of this id is handed over already".to_owned());
@@ -129,16 +130,17 @@ impl Handings {
         let descriptor = descriptor::write(&service.registered, id, &opened, count)
             .map_err(|error| error.to_string())?;
         let first = reservation.cached_blocks() as u32;
-        if let Some(asked) = asked.as_mut() {
-            asked.opened(descriptor::parameters(&descriptor));
-        }
+        let asked = operation.and_then(|operation| {
+            let parameters = descriptor::parameters(&descriptor);
+            service.operations.prompt(operation, parameters)
+        });
         self.0.insert(
             request,
             Handing {
                 tokens,
                 reservation,
                 published: None,
-                asked: asked.take(),
+                asked,
             },
         );
         Ok((first, descriptor))
@@ -216,5 +218,12 @@ impl Handings {
             handing.ends("the engine has given the prompt up");
         }
         ended.is_some()
+    }
+
+    /// Ends all that are not sealed, and says why.
+    pub(super) fn end_all(&mut self, why: &str) {
+        for (_, handing) in self.0.drain() {
+            handing.ends(why);
+        }
     }
 }

@@ -18,6 +18,9 @@ use tokio::time::timeout;
 pub(crate) const LONGEST: usize = 512;
 /// Those that ask at a time: as many prompts as are handed over at once, and a bound on what strangers can make this process remember.
 const MOST: usize = 4096;
+/// Of them, those that ask for what is not known yet. Prompts are on their way to the engine for a moment; whoever makes ids up is to leave
+/// room for those that ask for what is computed.
+const MOST_UNKNOWN: usize = 1024;
 /// How long an operation that is not known is waited for: an HTTP server that reads and tokenizes a long prompt, beside others.
 const UNKNOWN: Duration = Duration::from_secs(60);
 
@@ -29,6 +32,8 @@ pub struct Operations(Arc<Mutex<All>>);
 struct All {
     by_id: HashMap<String, Entry>,
     asking: usize,
+    /// Of them, those that ask for what no prompt has.
+    unknown: usize,
     /// Entries and prompts are numbered alike.
     numbers: u64,
 }
@@ -78,7 +83,9 @@ pub enum Untold {
     #[error("operation: {0} bytes, it must have between 1 and {LONGEST}")]
     Id(usize),
     /// Ask again.
-    #[error("{MOST} operations are asked for at once")]
+    #[error(
+        "operations are asked for at once: {MOST}, or {MOST_UNKNOWN} that the engine has not been asked for"
+    )]
     Many,
     /// It has not come in time.
     #[error("the engine has not been asked for this operation within {} s", UNKNOWN.as_secs())]
@@ -115,10 +122,13 @@ impl Operations {
             return Err(Untold::Id(operation.len()));
         }
         let mut all = self.0.lock();
-        if all.asking >= MOST {
+        let known = all.by_id.get(operation);
+        let unknown = known.is_none_or(|entry| entry.prompt.is_none());
+        if all.asking >= MOST || unknown && all.unknown >= MOST_UNKNOWN {
             return Err(Untold::Many);
         }
         all.asking += 1;
+        all.unknown += usize::from(unknown);
         let entry = all.entry(operation);
         entry.asking += 1;
         Ok(Asking {
@@ -129,22 +139,37 @@ impl Operations {
         })
     }
 
-    /// A prompt has come that is of this operation. `None`: that is no id, and nobody asks for it.
-    pub(super) fn prompt(&self, operation: &str) -> Option<Prompt> {
+    /// A prompt of this operation is computed, and its lease open: `parameters` are told once there is something to read. `None`: that
+    /// is no id, and nobody asks for it.
+    pub(super) fn prompt(&self, operation: &str, parameters: String) -> Option<Prompt> {
         if operation.is_empty() || operation.len() > LONGEST {
             return None;
         }
         let mut all = self.0.lock();
         let number = all.number();
         let entry = all.entry(operation);
-        entry.prompt = Some(number);
+        let known = entry.prompt.replace(number).is_some();
         entry.told.send_replace(Told::Open);
+        let newly_known = if known { 0 } else { entry.asking };
+        all.unknown -= newly_known;
         Some(Prompt {
             operations: self.clone(),
             operation: operation.to_owned(),
             number,
-            parameters: None,
+            parameters: Some(parameters),
         })
+    }
+
+    /// A prompt of this operation has come and is not handed over. Where another one of it is computed, that one is told of.
+    pub(super) fn refused(&self, operation: &str, why: &str) {
+        let mut all = self.0.lock();
+        let entry = all.by_id.get(operation);
+        if entry.is_some_and(|entry| entry.prompt.is_none())
+            && let Some(entry) = all.by_id.remove(operation)
+        {
+            all.unknown -= entry.asking;
+            entry.told.send_replace(Told::Nothing(why.to_owned()));
+        }
     }
 
     /// No request will come any more for those that wait for one.
@@ -156,6 +181,7 @@ impl Operations {
             }
             entry.prompt.is_some()
         });
+        all.unknown = 0;
     }
 
     fn tell(&self, prompt: &Prompt, told: Told) {
@@ -200,8 +226,12 @@ impl Drop for Asking {
         }
         entry.asking -= 1;
         // One that a prompt has is the prompt's to end.
-        if entry.asking == 0 && entry.prompt.is_none() {
-            all.by_id.remove(&self.operation);
+        if entry.prompt.is_none() {
+            let nobody = entry.asking == 0;
+            all.unknown -= 1;
+            if nobody {
+                all.by_id.remove(&self.operation);
+            }
         }
     }
 }
@@ -216,11 +246,6 @@ pub(super) struct Prompt {
 }
 
 impl Prompt {
-    /// Its lease is open: what is told once there is something to read.
-    pub(super) fn opened(&mut self, parameters: String) {
-        self.parameters = Some(parameters);
-    }
-
     /// Something of it can be read. Told once.
     pub(super) fn readable(&mut self) {
         if let Some(parameters) = self.parameters.take() {
@@ -236,9 +261,7 @@ impl Prompt {
 
 impl Drop for Prompt {
     fn drop(&mut self) {
-        self.is_not_handed_over(
-            "the prompt is not handed over: its engine has gone or cleared its cache",
-        );
+        self.is_not_handed_over("the prompt is not handed over");
     }
 }
 
@@ -254,8 +277,7 @@ mod tests {
         let early = operations.parameters("r-01");
         tokio::pin!(early);
         assert!(early.as_mut().now_or_never().is_none(), "nobody knows it");
-        let mut prompt = operations.prompt("r-01").expect("an id");
-        prompt.opened("{}".to_owned());
+        let mut prompt = operations.prompt("r-01", "{}".to_owned()).expect("an id");
         // However long it waits for its turn.
         tokio::time::sleep(10 * UNKNOWN).await;
         assert!(early.as_mut().now_or_never().is_none(), "it waits");
@@ -282,9 +304,8 @@ mod tests {
         for asks in [&mut refused, &mut dropped, &mut waits] {
             assert!(asks.as_mut().now_or_never().is_none());
         }
-        let prompt = operations.prompt("refused").expect("an id");
-        prompt.is_not_handed_over("no room");
-        drop(operations.prompt("dropped"));
+        operations.refused("refused", "no room");
+        drop(operations.prompt("dropped", String::new()));
         operations.nobody_comes("the engine is gone");
         let untold = |why: &str| Some(Err(Untold::Nothing(why.to_owned())));
         assert_eq!(refused.now_or_never(), untold("no room"));
@@ -293,8 +314,7 @@ mod tests {
             Some(Err(Untold::Nothing(_)))
         ));
         assert_eq!(waits.now_or_never(), untold("the engine is gone"));
-        drop(prompt);
-        assert_eq!(operations.kept(), 0);
+        assert_eq!((operations.kept(), operations.0.lock().unknown), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]
@@ -304,8 +324,12 @@ mod tests {
         assert_eq!(operations.kept(), 0, "its time is over");
         let id = "r".repeat(LONGEST + 1);
         assert_eq!(operations.parameters(&id).await, Err(Untold::Id(id.len())));
-        assert!(operations.prompt(&id).is_none() && operations.prompt("").is_none());
-        let asked: Vec<String> = (0..MOST).map(|number| format!("r-{number}")).collect();
+        for no_id in [id.as_str(), ""] {
+            assert!(operations.prompt(no_id, String::new()).is_none());
+        }
+        let asked: Vec<String> = (0..MOST_UNKNOWN)
+            .map(|number| format!("r-{number}"))
+            .collect();
         let mut asking: Vec<_> = asked
             .iter()
             .map(|operation| Box::pin(operations.parameters(operation)))
@@ -313,13 +337,60 @@ mod tests {
         for asks in &mut asking {
             assert!(asks.as_mut().now_or_never().is_none());
         }
-        assert_eq!(operations.parameters("one more").await, Err(Untold::Many));
+        for id in ["one more", "r-0"] {
+            assert_eq!(operations.parameters(id).await, Err(Untold::Many), "{id}");
+        }
         drop(asking.pop());
-        assert_eq!(operations.kept(), MOST - 1, "who hangs up is forgotten");
+        assert_eq!(
+            operations.kept(),
+            MOST_UNKNOWN - 1,
+            "who hangs up is forgotten"
+        );
         let more = operations.parameters("one more");
         assert_eq!(more.now_or_never(), None, "and makes room");
         drop(asking);
-        assert_eq!(operations.kept(), 0);
+        assert_eq!((operations.kept(), operations.0.lock().unknown), (0, 0));
+    }
+
+    /// Whoever makes ids up does not keep routers from what is computed.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_computed_is_told_of_however_much_is_asked_for_that_nobody_knows() {
+        let operations = Operations::default();
+        let stranger = |number| {
+            let operations = operations.clone();
+            Box::pin(async move { operations.parameters(&format!("x-{number}")).await })
+        };
+        let mut strangers: Vec<_> = (0..MOST_UNKNOWN).map(stranger).collect();
+        for asks in &mut strangers {
+            assert!(asks.as_mut().now_or_never().is_none());
+        }
+        assert_eq!(stranger(MOST_UNKNOWN).await, Err(Untold::Many));
+        let prompt = operations.prompt("r-01", "{}".to_owned());
+        let mut known: Vec<_> = (MOST_UNKNOWN..MOST)
+            .map(|_| Box::pin(operations.parameters("r-01")))
+            .collect();
+        for asks in &mut known {
+            assert!(asks.as_mut().now_or_never().is_none(), "it waits");
+        }
+        assert_eq!(operations.parameters("r-01").await, Err(Untold::Many));
+        // One of theirs that becomes known is none of the unknown any more.
+        let theirs = operations.prompt("x-0", String::new());
+        drop(known.pop());
+        assert!(stranger(MOST_UNKNOWN).now_or_never().is_none(), "a place");
+        drop((theirs, prompt, known, strangers));
+        assert_eq!((operations.kept(), operations.0.lock().unknown), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_prompt_that_is_refused_does_not_end_another_one_of_its_operation() {
+        let operations = Operations::default();
+        let mut asks = Box::pin(operations.parameters("r-01"));
+        assert!(asks.as_mut().now_or_never().is_none());
+        let mut prompt = operations.prompt("r-01", "{}".to_owned()).expect("an id");
+        operations.refused("r-01", "known already");
+        assert!(asks.as_mut().now_or_never().is_none());
+        prompt.readable();
+        assert_eq!(asks.await, Ok("{}".to_owned()));
     }
 
     #[tokio::test]
@@ -330,8 +401,7 @@ mod tests {
         assert!(first.as_mut().now_or_never().is_none());
         assert!(second.as_mut().now_or_never().is_none());
         drop(first);
-        let mut prompt = operations.prompt("r-01").expect("an id");
-        prompt.opened("{}".to_owned());
+        let mut prompt = operations.prompt("r-01", "{}".to_owned()).expect("an id");
         prompt.readable();
         assert_eq!(second.await, Ok("{}".to_owned()));
     }
@@ -342,10 +412,12 @@ mod tests {
         let operations = Operations::default();
         let mut asks = Box::pin(operations.parameters("r-01"));
         assert!(asks.as_mut().now_or_never().is_none());
-        let mut first = operations.prompt("r-01").expect("an id");
-        first.opened("first".to_owned());
-        let mut second = operations.prompt("r-01").expect("an id");
-        second.opened("second".to_owned());
+        let mut first = operations
+            .prompt("r-01", "first".to_owned())
+            .expect("an id");
+        let mut second = operations
+            .prompt("r-01", "second".to_owned())
+            .expect("an id");
         first.readable();
         drop(first);
         assert!(asks.as_mut().now_or_never().is_none());

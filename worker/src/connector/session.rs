@@ -15,7 +15,6 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::handing::Handings;
 use super::message::{FromEngine, Half, Hello, ToEngine, VERSION};
-use super::operations::Prompt;
 use super::socket::{Caller, Listener, Peer};
 use super::taking::{COMING, Takings};
 use super::{Service, Worker};
@@ -102,7 +101,7 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                 service.worker.changed();
             },
             _ = coming.tick() => if let Some(said) = life.as_ref().and_then(|life| life.takings.coming())
-                && life.as_ref().is_some_and(|life| !life.say(Half::Worker, said))
+                && life.as_ref().is_some_and(|life| !life.advise(said))
             {
                 over(&mut life, UNREAD, &service, &mut leaving);
             },
@@ -253,8 +252,8 @@ impl Life {
                 salt,
                 operation,
             } => {
-                let asked = operation.and_then(|operation| service.operations.prompt(&operation));
-                Some((half, self.open(service, request, tokens, &salt, asked)))
+                let operation = operation.as_deref();
+                Some((half, self.open(service, request, tokens, &salt, operation)))
             }
             FromEngine::Publish {
                 request,
@@ -318,7 +317,7 @@ impl Life {
     /// Nothing that was computed before is handed over, taken or found again: leases that wait for their reader end too. What the
     /// engine hears of what it waits for.
     fn reset(&mut self, service: &Service) -> Vec<ToEngine> {
-        self.handings = Handings::default();
+        self.handings.end_all("the engine has cleared its cache");
         service.pool.cancel_run(&self.run);
         let failed = self.takings.reset();
         service.pool.clear_cache();
@@ -332,19 +331,14 @@ impl Life {
         request: String,
         tokens: Vec<u32>,
         salt: &str,
-        mut asked: Option<Prompt>,
+        operation: Option<&str>,
     ) -> ToEngine {
         let opened = if self.inbox.is_none() {
             Err("the engine's worker is not connected".to_owned())
         } else {
-            self.handings.open(
-                service,
-                &self.run,
-                request.clone(),
-                tokens,
-                salt,
-                &mut asked,
-            )
+            let (run, name) = (&self.run, request.clone());
+            self.handings
+                .open(service, run, name, tokens, salt, operation)
         };
         match opened {
             Ok((first_block, descriptor)) => ToEngine::Opened {
@@ -354,8 +348,8 @@ impl Life {
             },
             Err(why) => {
                 tracing::warn!(request, why, "a prompt is not handed over");
-                if let Some(asked) = &asked {
-                    asked.is_not_handed_over(&why);
+                if let Some(operation) = operation {
+                    service.operations.refused(operation, &why);
                 }
                 ToEngine::Refused {
                     request: Some(request),
@@ -373,22 +367,32 @@ impl Life {
         matches!(seat, Seat::Here(peer) if peer.say(message))
     }
 
+    /// Tells the worker's half what is good to know, unless it has much to read yet. False: it does not read any more.
+    fn advise(&self, message: ToEngine) -> bool {
+        match &self.worker {
+            Seat::Here(peer) => peer.advise(message),
+            Seat::Free | Seat::Taken => true,
+        }
+    }
+
     /// Ends all that is the engine's. Blocks that it may be copying are held until its connection is closed from its side.
     fn end(self, service: &Service, leaving: &mut JoinSet<()>) {
         let Self {
             run,
             scheduler,
             worker,
-            handings,
+            mut handings,
             mut takings,
             ..
         } = self;
-        drop(handings);
-        service.operations.nobody_comes("the engine is gone");
+        let around: Arc<dyn Worker> = Arc::clone(&service.worker);
+        // First: whoever asks from now on is not to wait for a request that will not come.
+        around.engine_gone();
+        let why = "the engine is gone";
+        handings.end_all(why);
+        service.operations.nobody_comes(why);
         service.pool.cancel_run(&run);
         service.pool.clear_cache();
-        let around: Arc<dyn Worker> = Arc::clone(&service.worker);
-        around.engine_gone();
         leaving.spawn(async move {
             drop(scheduler);
             let closed = async {

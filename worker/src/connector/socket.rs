@@ -201,6 +201,12 @@ impl Peer {
         self.out.try_send(message).is_ok()
     }
 
+    /// Queues a message that may be left out: it is, where it would have to wait. False when it does not read any more.
+    pub(super) fn advise(&self, message: ToEngine) -> bool {
+        let queued = self.out.try_send(message);
+        !matches!(queued, Err(mpsc::error::TrySendError::Closed(_)))
+    }
+
     /// Closes this end, and waits until the other one is closed: what it was doing then is over.
     pub(super) async fn closed(self) {
         let Self { out, reader } = self;

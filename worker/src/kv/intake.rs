@@ -70,7 +70,8 @@ pub struct Received {
     pub bytes: u64,
     /// Blocks that came.
     pub blocks: u32,
-    /// Those of them that came while their source still filled the lease: before its prompt was computed to the end.
+    /// Those of them that came before their source had published the last one: mostly while the prompt was computed, and also in the moment
+    /// that its last blocks take to be copied out.
     pub early_blocks: u32,
     /// Kind of transport.
     pub transport: &'static str,

@@ -343,6 +343,8 @@ async fn a_daemon_without_the_connector_is_not_to_be_asked() {
     Router::watch(&daemon).await;
     let status = told(asks(&daemon, "o-01")).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unimplemented, "{status}");
+    let words = status.message();
+    assert!(words.contains("hands no KV over"), "{words}");
     daemon.stop().await;
     engine.end().await;
 }

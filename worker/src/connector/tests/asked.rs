@@ -128,7 +128,7 @@ async fn whoever_asks_hears_at_once_that_a_prompt_is_not_handed_over() {
     let asked = asks(&source, "reset").await;
     open_as(&mut prefill, "reset", "reset", 10);
     prefill.scheduler.say(&json!({"type": "reset"}));
-    assert!(why(asked).await.contains("cleared its cache"));
+    assert_eq!(why(asked).await, "the engine has cleared its cache");
 
     let (opened, on_its_way) = (
         asks(&source, "opened").await,
@@ -137,9 +137,24 @@ async fn whoever_asks_hears_at_once_that_a_prompt_is_not_handed_over() {
     open_as(&mut prefill, "opened", "opened", 10);
     drop(prefill);
     for asked in [opened, on_its_way] {
-        assert!(why(asked).await.contains("gone"));
+        assert_eq!(why(asked).await, "the engine is gone");
     }
     assert_eq!(source.operations.kept(), 0);
+}
+
+/// The prompt that is computed goes on, and whoever asks for it is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_is_opened_twice_is_told_of_all_the_same() {
+    let source = daemon(None, None).await;
+    let mut prefill = engine(&source, "p").await;
+    let asked = asks(&source, "o-01").await;
+    let opened = open_as(&mut prefill, "o-01", "r", 10);
+    assert_eq!(opened["type"], "opened", "{opened}");
+    let again = open_as(&mut prefill, "o-01", "r", 10);
+    assert_eq!(again["type"], "refused", "{again}");
+    prefill.publish("r", 0);
+    let parameters: Value = serde_json::from_str(&told(asked).await.expect("told")).expect("JSON");
+    assert_eq!(parameters["baton"], opened["descriptor"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,6 +204,9 @@ async fn a_reader_that_waits_for_more_is_freed_as_soon_as_no_more_will_come() {
             began.elapsed()
         );
         until("its blocks are free", || target.pool.counts().active == 0).await;
+        // Which says nothing of the way between the two.
+        let causes = std::mem::take(&mut *target.told.failed.lock());
+        assert_eq!(causes, [HandoffFailure::LeaseGone], "{end}");
     }
 }
 

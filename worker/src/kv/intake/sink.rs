@@ -26,7 +26,8 @@ pub(super) struct ReservedSink {
     /// What is known of the verified ones, in order.
     verified: Vec<Proof>,
     pub(super) sealed: Option<(u32, Instant)>,
-    /// Those of `verified` that had come before the seal was heard of.
+    /// Those of `verified` that had come before the seal was heard of. The prompt may have been computed by then, and its last blocks
+    /// not published.
     pub(super) early: u32,
     pub(super) last_verified: Option<Instant>,
 }
