@@ -178,6 +178,8 @@ class WorkerSide:
             late = [request for request, (_, until) in self._loading.items() if until < now]
         for request in late:
             self._failed(request, f"the daemon did not answer within {LOAD_WAIT} s")
+            # It would go on reading for as long as the prompt is computed elsewhere, and hold room for it.
+            self._daemon.send({"type": "cancel", "request": request})
         with self._lock:
             for request in finished:
                 if sending := self._sending.get(request):

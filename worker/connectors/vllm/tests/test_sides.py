@@ -346,6 +346,7 @@ class Worker(unittest.TestCase):
     def test_a_daemon_that_hangs_is_not_waited_for(self) -> None:
         with unittest.mock.patch("baton_vllm.worker.LOAD_WAIT", 0.05):
             self.assertEqual(self.load(lambda _: None), ({"r"}, {8, 9}))
+        until("it reads no more", lambda: {"type": "cancel", "request": "r"} in self.daemon.heard)
         before = self.content(8)
         for connection in self.daemon._connections:
             connection.sendall(encode({"type": "loaded", "request": "r", "firstBlock": 0, "pieces": [2, 3, 4]}))
