@@ -105,6 +105,7 @@ impl Stream {
             events_skipped: 0,
             event_gaps: 0,
             preemptions: 0,
+            ended_transfers: 0,
         }));
     }
 }

@@ -20,9 +20,11 @@ pub(crate) struct Beside {
     pub(crate) draining: bool,
     /// Leases of Baton's connector that live; of NIXL, which does not count them, one for all.
     pub(crate) leases: u32,
-    /// Of Baton's connector: leases that nobody came for, and hand-offs that were given up here.
+    /// Of Baton's connector: leases that nobody came for, and hand-offs that were given up here: those that failed, and
+    /// those whose owner had ended the lease.
     pub(crate) expired: u64,
     pub(crate) failed: u64,
+    pub(crate) ended: u64,
     /// Of Baton's connector: its own memory, beside the server's.
     pub(crate) staging: BlockCounts,
 }
@@ -146,6 +148,7 @@ impl Reporter {
             events_skipped: beside.counts.hidden(),
             event_gaps: beside.gaps,
             preemptions: whole(reading.preemptions),
+            ended_transfers: beside.ended,
         };
         self.last = Some(reading);
         load
@@ -230,6 +233,8 @@ mod tests {
             cached: 90,
             draining: true,
             gaps: 4,
+            failed: 5,
+            ended: 6,
             staging: BlockCounts {
                 total: 16,
                 cached: 2,
@@ -251,7 +256,8 @@ mod tests {
         let staged = (blocks.leased, blocks.quarantined, blocks.leaked);
         assert_eq!(staged, (7, 5, 1), "what hand-offs hold");
         let counted = (load.late_reads, load.failed_transfers, load.event_gaps);
-        assert_eq!(counted, (1, 2, 4));
+        assert_eq!(counted, (1, 7, 4));
+        assert_eq!(load.ended_transfers, 6, "beside those that failed");
         assert!(load.draining);
         assert_eq!(reporter.report(reading, beside).load_sequence, 2);
     }

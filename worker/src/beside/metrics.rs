@@ -277,8 +277,8 @@ impl Metrics {
         raise(&self.expired, load.expired_leases, seen.load.expired_leases);
         raise(
             &self.failed_transfers,
-            load.failed_transfers,
-            seen.load.failed_transfers,
+            load.failed_transfers + load.ended_transfers,
+            seen.load.failed_transfers + seen.load.ended_transfers,
         );
         raise(&self.preemptions, load.preemptions, seen.load.preemptions);
         raise(&self.gaps, load.event_gaps, seen.load.event_gaps);

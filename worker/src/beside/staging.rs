@@ -151,7 +151,7 @@ impl Place {
         let around = Arc::new(Around {
             shared: Arc::clone(shared),
             peers: Peers::new(Arc::clone(&self.system.network)),
-            failed: AtomicU64::new(0),
+            given_up: GivenUp::default(),
             joined: watch::Sender::new(false),
         });
         let lease_milliseconds = config.kv_pool.lease_seconds * 1000;
@@ -250,9 +250,9 @@ impl Staging {
         (self.pool.lease_counts(), self.pool.lease_counters())
     }
 
-    /// Hand-offs that were given up by this worker as their reader.
-    pub(crate) fn failed(&self) -> u64 {
-        self.around.failed.load(Ordering::Relaxed)
+    /// Hand-offs that were given up by this worker as their reader: those that failed, and those whose owner had ended the lease.
+    pub(crate) fn given_up(&self) -> (u64, u64) {
+        self.around.given_up.counts()
     }
 
     /// Waits until its tasks have ended, after its life has.
@@ -279,9 +279,33 @@ impl Owner for Staging {
 struct Around {
     shared: Arc<Shared>,
     peers: Peers,
-    failed: AtomicU64,
+    given_up: GivenUp,
     /// Whether an engine is served.
     joined: watch::Sender<bool>,
+}
+
+/// Hand-offs that this worker gave up as their reader.
+#[derive(Debug, Default)]
+struct GivenUp {
+    failed: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl GivenUp {
+    /// A lease that its owner had ended, as when the prompt was given up there, says nothing of the way between the two: what routers hold
+    /// against links does not have it.
+    fn count(&self, cause: HandoffFailure) {
+        let counter = match cause {
+            HandoffFailure::LeaseGone => &self.ended,
+            _ => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let counts = [&self.failed, &self.ended];
+        counts.map(|counter| counter.load(Ordering::Relaxed)).into()
+    }
 }
 
 impl Around {
@@ -304,7 +328,7 @@ impl Worker for Around {
     }
 
     fn failed(&self, cause: HandoffFailure) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.given_up.count(cause);
         self.shared.metrics.handoff_failed(cause);
     }
 
@@ -349,6 +373,22 @@ async fn reap(pool: KvPool, lease_milliseconds: u64, stop: CancellationToken) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_that_its_owner_has_ended_is_not_counted_as_a_failure_of_the_way() {
+        let given_up = GivenUp::default();
+        let causes = [
+            HandoffFailure::LeaseGone,
+            HandoffFailure::ChecksumMismatch,
+            HandoffFailure::LeaseGone,
+            HandoffFailure::SourceLost,
+            HandoffFailure::LeaseGone,
+        ];
+        for cause in causes {
+            given_up.count(cause);
+        }
+        assert_eq!(given_up.counts(), (2, 3));
+    }
 
     #[test]
     fn a_staging_that_does_not_hold_the_longest_prompt_is_told_of() {

@@ -426,13 +426,16 @@ impl Supervisor {
             }
             let (cached, _, counts) = life.cache();
             let (leases, expired) = life.staging.as_ref().map_or((0, 0), Staging::leases);
+            let given_up = life.staging.as_ref().map(Staging::given_up);
+            let (failed, ended) = given_up.unwrap_or_default();
             let unread = unread
                 .as_mut()
                 .map_or(0, |unread| unread.after(&reading, Instant::now()));
             let beside = Beside {
                 leases: leases + unread,
                 expired,
-                failed: life.staging.as_ref().map_or(0, Staging::failed),
+                failed,
+                ended,
                 staging: life
                     .staging
                     .as_ref()

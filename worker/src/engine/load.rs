@@ -82,6 +82,7 @@ impl LoadBoard {
             events_skipped: 0,
             event_gaps: 0,
             preemptions: 0,
+            ended_transfers: 0,
         }
     }
 }

@@ -52,6 +52,7 @@ pub(crate) fn load_json(load: &wire::Load) -> Value {
         "draining": load.draining,
         "lateReads": load.late_reads,
         "failedTransfers": load.failed_transfers,
+        "endedTransfers": load.ended_transfers,
         "expiredLeases": load.expired_leases,
         "eventsSkipped": load.events_skipped,
         "eventGaps": load.event_gaps,
