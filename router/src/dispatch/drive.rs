@@ -184,7 +184,7 @@ impl Drive {
         loop {
             self.count_states();
             if self.sink.client_gone.is_cancelled() {
-                return Ending::ClientGone;
+                return self.gone();
             }
             let (failure, next) = match self.place() {
                 Ok(prepared) => {
@@ -237,6 +237,9 @@ impl Drive {
             if let Some(reason) = self.complete_answer() {
                 info!(class = %failure.class, cause = failure.cause, "after the last token: {}", failure.message);
                 return Ending::Finished(reason);
+            }
+            if let Some(ending) = self.stopped_by_front() {
+                return ending;
             }
             if let Some(ending) = self.follow(failure, next).await {
                 return ending;
@@ -430,9 +433,14 @@ impl Drive {
     /// Waits, unless the run ends meanwhile.
     async fn wait(&mut self, wait: Duration) -> Option<Ending> {
         let until = self.shared.clock.now().plus(wait).min(self.deadline);
+        let until = self.instant(until);
+        let stop = &mut self.sink.stop;
         tokio::select! {
-            () = self.sink.client_gone.cancelled() => return Some(Ending::ClientGone),
-            () = sleep_until(self.instant(until)) => {}
+            biased;
+            // What the client has may be its whole answer.
+            Ok(counted) = &mut *stop, if !stop.is_terminated() => return Some(Ending::Stopped(counted)),
+            () = self.sink.client_gone.cancelled() => return Some(self.gone()),
+            () = sleep_until(until) => {}
         }
         (self.shared.clock.now() >= self.deadline).then(|| Ending::Failed(overdue()))
     }

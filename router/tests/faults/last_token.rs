@@ -111,6 +111,37 @@ async fn a_stop_string_that_was_found_counts_though_its_client_leaves_at_once() 
     router.holds_nothing().await;
 }
 
+/// Its front reads what has come, finds the stop string in it and leaves, while the run waits for room to hand on what comes after that.
+#[tokio::test]
+async fn a_stop_string_counts_though_more_waits_to_be_read_when_its_client_leaves() {
+    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let router = Router::start(&policy(), &[&d]);
+    router.ready(1).await;
+    // More than may wait for a client.
+    let tokens = 1_000;
+    d.decode(async move |mut requests, answers| {
+        begin(&mut requests, &answers).await;
+        for place in 0..tokens {
+            answers.send(Event::Token(token(9, PROMPT + place))).await;
+        }
+        answers.closed().await;
+    });
+    let mut handle = router.start_run(Mode::Aggregated, tokens + 1);
+    let run = handle.run.to_string();
+    let read = handle.next().await;
+    assert!(matches!(read, Some(RunEvent::Token { .. })), "{read:?}");
+    // For the events to fill their channel; a shorter time would only make this the case before.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    handle.stop_matched();
+    drop(handle);
+    let outcome = router.record(&run).await.outcome.unwrap();
+    assert_eq!(
+        (outcome.status, outcome.output_tokens),
+        (RunStatus::Completed, 1)
+    );
+    router.holds_nothing().await;
+}
+
 #[tokio::test]
 async fn a_client_too_slow_for_the_deadline_hears_that_it_has_passed() {
     let d = Double::start(samples::card("d"), ARTIFACT).await;

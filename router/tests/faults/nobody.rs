@@ -231,6 +231,36 @@ async fn a_run_that_nobody_is_left_to_go_on_with_keeps_what_it_has_sent() {
     router.holds_nothing().await;
 }
 
+/// Its worker was lost after the token that completes the answer, and nobody is needed any more.
+#[tokio::test]
+async fn a_stop_string_that_is_found_while_a_run_waits_for_a_worker_ends_it_well() {
+    let mut policy = policy();
+    policy.timeouts.reserve_seconds = 10.0;
+    let workers = decoding(&["d"]).await;
+    let router = serving(&policy, &workers).await;
+    let (mut run, call) = begun(&router, &mut Double::direct_all(&workers)).await;
+    workers[0].vanish();
+    none_ready(&router).await;
+    call.answers.fail().await;
+    // The attempt is over: the run waits, five seconds at most.
+    call.answers.closed().await;
+    run.stop_matched();
+    let id = run.run.to_string();
+    let (more, last) = outcome(run).await;
+    assert!(more.is_empty(), "{more:?}");
+    let RunEvent::Finished { reason, usage } = last else {
+        panic!("the client has the whole answer: {last:?}");
+    };
+    assert_eq!((reason, usage.output_tokens), (wire::FinishReason::Stop, 1));
+    let record = router.record(&id).await;
+    let outcome = record.outcome.unwrap();
+    assert_eq!(
+        (outcome.status, outcome.output_tokens),
+        (RunStatus::Completed, 1)
+    );
+    router.holds_nothing().await;
+}
+
 #[tokio::test]
 async fn a_run_goes_on_with_its_worker_when_that_is_back_in_time() {
     let workers = decoding(&["d"]).await;

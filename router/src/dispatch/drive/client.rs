@@ -15,17 +15,27 @@ impl Drive {
         // Nearly always there is room, and nothing to watch for meanwhile.
         let event = match self.sink.events.try_send(event) {
             Ok(()) => return Ok(()),
-            Err(TrySendError::Closed(_)) => return Err(Ending::ClientGone),
+            Err(TrySendError::Closed(_)) => return Err(self.gone()),
             Err(TrySendError::Full(event)) => event,
         };
         let deadline = self.instant(self.deadline);
         tokio::select! {
             biased;
-            sent = self.sink.events.send(event) => sent.map_err(|_| Ending::ClientGone),
-            () = self.sink.client_gone.cancelled() => Err(Ending::ClientGone),
+            sent = self.sink.events.send(event) => sent.map_err(|_| self.gone()),
+            () = self.sink.client_gone.cancelled() => Err(self.gone()),
             // It reads slower than the run may last.
             () = sleep_until(deadline) => Err(Ending::Failed(overdue())),
         }
+    }
+
+    /// Nobody reads any more: the client has left, or its front found a stop string in what it had, and has its answer.
+    pub(super) fn gone(&mut self) -> Ending {
+        self.stopped_by_front().unwrap_or(Ending::ClientGone)
+    }
+
+    /// The front has found a stop string.
+    pub(super) fn stopped_by_front(&mut self) -> Option<Ending> {
+        self.sink.stop.try_recv().ok().map(Ending::Stopped)
     }
 
     /// Tells the client the end, once.
