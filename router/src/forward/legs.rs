@@ -5,8 +5,8 @@ use super::edit::{Edit, edited};
 use super::members::NoObject;
 use super::ours::{self, Kind};
 
-/// What a prefill worker of vLLM is told: compute, keep the blocks, and say how they are found.
-const COMPUTE_FOR_ANOTHER: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+/// What a prefill worker of vLLM is told, the members of an object: compute, keep the blocks, and say how they are found.
+const COMPUTE_FOR_ANOTHER: &str = r#""do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null"#;
 
 /// What a leg is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub fn body(forward: &Forward, leg: Leg<'_>, to: To<'_>) -> Result<Vec<u8>, NoBo
         Leg::Prefill | Leg::Announced => edits.extend([
             match leg {
                 Leg::Announced => Edit::Set("kv_transfer_params", announced(to.operation)),
-                _ => set("kv_transfer_params", COMPUTE_FOR_ANOTHER),
+                _ => Edit::Set("kv_transfer_params", format!("{{{COMPUTE_FOR_ANOTHER}}}")),
             },
             set("stream", "false"),
             set("max_tokens", "1"),
@@ -94,8 +94,8 @@ pub fn body(forward: &Forward, leg: Leg<'_>, to: To<'_>) -> Result<Vec<u8>, NoBo
 
 /// What a prefill worker with Baton's connector is told.
 fn announced(operation: &str) -> String {
-    let open = COMPUTE_FOR_ANOTHER.trim_end_matches('}');
-    format!(r#"{open},"baton":{{"operation":{}}}}}"#, json(operation))
+    let operation = json(operation);
+    format!(r#"{{{COMPUTE_FOR_ANOTHER},"baton":{{"operation":{operation}}}}}"#)
 }
 
 fn json(text: &str) -> String {
