@@ -47,7 +47,7 @@ use crate::metrics::Metrics;
 use alarms::Rises;
 use artifacts::Artifacts;
 use discovery::Listed;
-use fetches::{FetchTicket, Fetches, Seen};
+use fetches::{Blame, Counted, FetchTicket, Fetches, Seen};
 use own::{OwnLedger, Ticket};
 use pairs::Pairs;
 use snapshot::Promise;
@@ -291,13 +291,14 @@ impl Workers {
             Ok(Change::Load { load_sequence }) => {
                 if let Some(after) = &tracked.load {
                     let rises = Rises::between(before.as_ref(), after);
-                    let (failed, others) = (
-                        rises.failed_transfers,
-                        self.routers.load(Ordering::Relaxed) > 1,
-                    );
+                    let counted = Counted {
+                        failed: rises.failed_transfers,
+                        ended: rises.ended_transfers,
+                    };
+                    let others = self.routers.load(Ordering::Relaxed) > 1;
                     let fetches = &mut inner.fetches;
-                    let links = fetches.reported(id, incarnation, *load_sequence, failed, others);
-                    self.heed(id, rises, links.as_deref(), now);
+                    let blame = fetches.reported(id, incarnation, *load_sequence, counted, others);
+                    self.heed(id, rises, &blame, now);
                 }
                 inner.own.reported(id, incarnation, *load_sequence);
             }
@@ -311,9 +312,8 @@ impl Workers {
         result
     }
 
-    /// An engine's counters have risen. `links`: that transfers to it were under way over; where nothing is known of them, every link to
-    /// it counts.
-    fn heed(&self, id: &WorkerId, rises: Rises, links: Option<&[LinkUse]>, now: Moment) {
+    /// An engine's counters have risen. Where nothing is known of the links of what is to blame, every link to it counts.
+    fn heed(&self, id: &WorkerId, rises: Rises, blame: &Blame, now: Moment) {
         if rises == Rises::default() {
             return;
         }
@@ -330,16 +330,17 @@ impl Workers {
             self.metrics.late_reads.inc_by(rises.late_reads);
             self.learning.distrust_from(&member.path, now);
         }
-        if rises.failed_transfers > 0 {
-            tracing::warn!(worker = %id, failed_transfers = rises.failed_transfers, "its engine could not fetch KV");
-            self.metrics
-                .engine_failed_transfers
-                .inc_by(rises.failed_transfers);
-            let failed = rises.failed_transfers;
-            match links {
-                Some(links) => self.learning.failed_over(links, failed, now),
-                None => self.learning.failed_to(&member.path, failed, now),
-            }
+        let counted = rises.failed_transfers.saturating_add(rises.ended_transfers);
+        if counted > 0 {
+            let ended = rises.ended_transfers;
+            tracing::warn!(worker = %id, failed_transfers = counted, ended, "its engine could not fetch KV");
+            self.metrics.engine_failed_transfers.inc_by(counted);
+        }
+        let failed = blame.failed;
+        match &blame.links {
+            _ if failed == 0 => {}
+            Some(links) => self.learning.failed_over(links, failed, now),
+            None => self.learning.failed_to(&member.path, failed, now),
         }
     }
 
@@ -368,7 +369,7 @@ impl Workers {
         }
     }
 
-    /// It has failed by the engine's own word, and its link was told.
+    /// It has failed by the engine's own word, and its link was told, or it was given up from here.
     pub(crate) fn fetch_charged(&self, worker: &WorkerId, ticket: FetchTicket) {
         self.inner.lock().fetches.charged(worker, ticket);
     }

@@ -46,9 +46,10 @@ pub struct Actual {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transports_left: Vec<TransportLeft>,
     pub retries: u32,
-    /// Of a hand-off that engines make by themselves: transfers that the engine which generated counts as failed between the second leg
-    /// and its second report after the answer has begun. None: no such hand-off, no such report, or some have failed while others were
-    /// under way to the same engine, or other routers send it requests, so that nobody knows of which request they were.
+    /// Of a hand-off that engines make by themselves: transfers that the engine which generated counts as given up, as failed or as ended by
+    /// their owner, between the second leg and its second report after the answer has begun. None: no such hand-off, no such report, or some
+    /// were given up while others were under way to the same engine, or other routers send it requests, so that nobody knows of which request
+    /// they were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_transfers: Option<u64>,
 }

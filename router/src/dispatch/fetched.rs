@@ -78,7 +78,7 @@ impl Fetch {
         workers.fetch_over(worker, *ticket, true);
     }
 
-    /// It has failed, and counts against its link already.
+    /// It has failed, and counts against its link already, or was given up from here.
     pub(super) fn charged(&self) {
         self.0.workers.fetch_charged(&self.0.worker, self.0.ticket);
     }

@@ -12,6 +12,8 @@ pub struct Rises {
     pub late_reads: u64,
     /// This worker could not fetch what it was told to.
     pub failed_transfers: u64,
+    /// The same, as it had been given up where it lay: that says nothing of the way.
+    pub ended_transfers: u64,
 }
 
 impl Rises {
@@ -22,6 +24,7 @@ impl Rises {
             failed_transfers: after
                 .failed_transfers
                 .saturating_sub(before.failed_transfers),
+            ended_transfers: after.ended_transfers.saturating_sub(before.ended_transfers),
         })
     }
 }
@@ -48,7 +51,19 @@ mod tests {
         let both = Rises {
             late_reads: 1,
             failed_transfers: 2,
+            ended_transfers: 0,
         };
         assert_eq!(Rises::between(Some(&load(7, 7)), &load(8, 9)), both);
+        let ended = |ended_transfers| Load {
+            ended_transfers,
+            ..load(7, 7)
+        };
+        assert_eq!(
+            Rises::between(Some(&ended(1)), &ended(4)),
+            Rises {
+                ended_transfers: 3,
+                ..none
+            }
+        );
     }
 }

@@ -29,13 +29,34 @@ struct Fetching {
     ticket: FetchTicket,
     incarnation: Incarnation,
     link: Option<LinkUse>,
-    /// It failed by the engine's own word, which has counted against the link: what the engine counts of it does not again.
+    /// It failed by the engine's own word, which has counted against the link, or was given up from here: what the engine counts of it is
+    /// not to count against any link.
     charged: bool,
+    /// Of a charged one: the engine has counted it.
+    counted: bool,
     seen: Seen,
     /// The worker's last report when the answer had begun: the KV had been fetched by then, or given up.
     over: Option<u64>,
     /// Nobody asks for it any more.
     ended: bool,
+}
+
+/// By how much an engine's counters have risen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Transfers that failed.
+    pub failed: u64,
+    /// Those whose owner had ended the lease.
+    pub ended: u64,
+}
+
+/// What of a rise speaks against links.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blame {
+    /// Failed transfers.
+    pub failed: u64,
+    /// The links that they may have gone over, each once; `None`: nothing is known of them.
+    pub links: Option<Vec<LinkUse>>,
 }
 
 /// By the worker that fetches. Bounded by the requests in flight, and by those since its last report.
@@ -60,6 +81,7 @@ impl Fetches {
             incarnation,
             link,
             charged: false,
+            counted: false,
             seen: Seen {
                 failed: Some(0),
                 settled: false,
@@ -79,7 +101,7 @@ impl Fetches {
         });
     }
 
-    /// It has failed, and counts against its link already.
+    /// It has failed, and counts against its link already, or was given up from here.
     pub fn charged(&mut self, worker: &WorkerId, ticket: FetchTicket) {
         self.change(worker, ticket, |fetching| fetching.charged = true);
     }
@@ -92,33 +114,49 @@ impl Fetches {
         });
     }
 
-    /// A report: by how much its count of failed transfers has risen. `others`: routers that are not this one send the worker requests
-    /// too. Gives the links that the failed ones may have gone over, each once, without those that were charged; `None` where nothing is
-    /// known.
+    /// A report: by how much its counters have risen. `others`: routers that are not this one send the worker requests too. What was
+    /// charged is taken to be what the engine counts first, once each, before anything is held against others.
     pub fn reported(
         &mut self,
         worker: &WorkerId,
         incarnation: Incarnation,
         load_sequence: u64,
-        failed: u64,
+        counted: Counted,
         others: bool,
-    ) -> Option<Vec<LinkUse>> {
-        let fetches = self.workers.get_mut(worker)?;
+    ) -> Blame {
+        let Counted {
+            mut failed,
+            mut ended,
+        } = counted;
+        let Some(fetches) = self.workers.get_mut(worker) else {
+            let links = None;
+            return Blame { failed, links };
+        };
         // Of another process of the engine nothing is heard any more.
         fetches.retain(|fetching| fetching.incarnation == incarnation);
         let mut links: Option<Vec<LinkUse>> = None;
-        if failed > 0 {
+        let rise = failed.saturating_add(ended);
+        if rise > 0 {
             let under_way = fetches.iter_mut().filter(|fetching| !fetching.seen.settled);
             let mut under_way: Vec<&mut Fetching> = under_way.collect();
             if let ([alone], false) = (under_way.as_mut_slice(), others) {
                 let seen = &mut alone.seen.failed;
-                *seen = seen.map(|before| before.saturating_add(failed));
+                *seen = seen.map(|before| before.saturating_add(rise));
             } else {
                 for fetching in &mut under_way {
                     fetching.seen.failed = None;
                 }
             }
-            for fetching in under_way.iter().filter(|_| !others) {
+            for fetching in under_way
+                .iter_mut()
+                .filter(|one| one.charged && !one.counted)
+            {
+                // Daemons of earlier releases do not tell the two apart.
+                let left = if ended > 0 { &mut ended } else { &mut failed };
+                fetching.counted = *left > 0;
+                *left = left.saturating_sub(1);
+            }
+            for fetching in under_way.iter().filter(|_| failed > 0 && !others) {
                 if let Some(link) = &fetching.link {
                     let links = links.get_or_insert_default();
                     if !fetching.charged && !links.contains(link) {
@@ -132,7 +170,7 @@ impl Fetches {
             fetching.seen.settled |= counted_from.is_some_and(|from| load_sequence >= from);
         }
         self.tidy(worker);
-        links
+        Blame { failed, links }
     }
 
     /// `None`: the engine's process is another one now.
@@ -202,9 +240,14 @@ mod tests {
             self.fetches.begins(&self.worker, FIRST, Some(link(source)))
         }
 
-        fn reported(&mut self, sequence: u64, failed: u64) -> Option<Vec<LinkUse>> {
+        fn blames(&mut self, sequence: u64, failed: u64, ended: u64, others: bool) -> Blame {
+            let counted = Counted { failed, ended };
             self.fetches
-                .reported(&self.worker, FIRST, sequence, failed, false)
+                .reported(&self.worker, FIRST, sequence, counted, others)
+        }
+
+        fn reported(&mut self, sequence: u64, failed: u64) -> Option<Vec<LinkUse>> {
+            self.blames(sequence, failed, 0, false).links
         }
 
         fn seen(&self, ticket: FetchTicket) -> (Option<u64>, bool) {
@@ -263,24 +306,63 @@ mod tests {
         let failed = known.begins("a");
         known.fetches.charged(&known.worker, failed);
         known.fetches.ended(&known.worker, failed, 5);
-        assert_eq!(
-            known.reported(6, 1),
-            Some(Vec::new()),
-            "known, and told: no other link is to blame"
-        );
+        assert_eq!(known.blames(6, 1, 0, false), Blame::default());
         known.begins("b");
-        assert_eq!(known.reported(7, 1), Some(vec![link("b")]));
+        assert_eq!(
+            known.reported(7, 1),
+            Some(vec![link("b")]),
+            "it was counted once"
+        );
+    }
+
+    #[test]
+    fn what_was_charged_is_counted_before_others_are_blamed() {
+        for others in [false, true] {
+            let mut known = Known::new();
+            known.begins("b");
+            for _ in 0..3 {
+                let given_up = known.begins("a");
+                known.fetches.charged(&known.worker, given_up);
+            }
+            assert_eq!(known.blames(1, 2, 0, others).failed, 0, "{others}");
+            let blame = known.blames(2, 3, 0, others);
+            assert_eq!(blame.failed, 2, "one was left of those that were charged");
+            let links = (!others).then(|| vec![link("b")]);
+            assert_eq!(blame.links, links);
+        }
+    }
+
+    /// The prompt was given up where it lay: the record has it, and no link.
+    #[test]
+    fn what_the_owner_has_ended_is_seen_and_speaks_against_no_link() {
+        let mut known = Known::new();
+        let ticket = known.begins("a");
+        assert_eq!(known.blames(1, 0, 1, false), Blame::default());
+        assert_eq!(known.seen(ticket), (Some(1), false));
+        // It takes the place of one that was charged, which then excuses nothing more.
+        known.fetches.charged(&known.worker, ticket);
+        assert_eq!(known.blames(2, 0, 1, false), Blame::default());
+        known.begins("b");
+        let links = Some(vec![link("b")]);
+        assert_eq!(
+            known.blames(3, 1, 0, false),
+            Blame { failed: 1, links },
+            "another one's"
+        );
     }
 
     #[test]
     fn beside_other_routers_nothing_is_known_but_that_none_has_failed() {
         let mut known = Known::new();
         let ticket = known.begins("a");
-        let links = known.fetches.reported(&known.worker, FIRST, 1, 0, true);
-        assert_eq!(links, None);
+        assert_eq!(known.blames(1, 0, 0, true), Blame::default());
         assert_eq!(known.seen(ticket), (Some(0), false));
-        let links = known.fetches.reported(&known.worker, FIRST, 2, 1, true);
-        assert_eq!(links, None, "it may have been another's");
+        let (failed, links) = (1, None);
+        assert_eq!(
+            known.blames(2, 1, 0, true),
+            Blame { failed, links },
+            "it may have been another's"
+        );
         assert_eq!(known.seen(ticket), (None, false));
     }
 
@@ -289,7 +371,10 @@ mod tests {
         let mut known = Known::new();
         let ticket = known.begins("a");
         let other = Incarnation(2);
-        known.fetches.reported(&known.worker, other, 9, 0, false);
+        let counted = Counted::default();
+        known
+            .fetches
+            .reported(&known.worker, other, 9, counted, false);
         assert_eq!(known.fetches.seen(&known.worker, ticket), None);
     }
 }

@@ -1,6 +1,7 @@
 //! A router's front over a real dispatcher, and what a client sees.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use baton_placement::policy::Policy;
@@ -66,12 +67,24 @@ impl Served {
 
     /// Sends a request; the answer is read to its end.
     pub(crate) fn post(&self, mode: &str, path: &str, body: impl Into<Body>) -> JoinHandle<Reply> {
+        self.post_read(mode, path, body).0
+    }
+
+    /// The same, and how many bytes of the answer have been read so far.
+    pub(crate) fn post_read(
+        &self,
+        mode: &str,
+        path: &str,
+        body: impl Into<Body>,
+    ) -> (JoinHandle<Reply>, Arc<AtomicUsize>) {
         let request = Request::post(path)
             .header("x-baton-mode", mode)
             .body(body.into())
             .unwrap();
         let routes = self.routes.clone();
-        tokio::spawn(async move {
+        let read = Arc::new(AtomicUsize::new(0));
+        let counted = read.clone();
+        let reply = tokio::spawn(async move {
             let response = routes.oneshot(request).await.unwrap();
             let (head, mut body) = response.into_parts();
             let mut reply = Reply {
@@ -85,9 +98,11 @@ impl Served {
                     Ok(frame) => reply.body.extend_from_slice(&frame.into_data().unwrap()),
                     Err(_) => reply.broken = true,
                 }
+                counted.store(reply.body.len(), Ordering::Relaxed);
             }
             reply
-        })
+        });
+        (reply, read)
     }
 
     pub(crate) async fn record(&self, run: &str) -> DecisionRecord {

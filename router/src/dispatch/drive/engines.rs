@@ -61,8 +61,8 @@ struct OnEngines {
     beside: Option<Beside>,
     /// When the prompt was computed, of a leg that was sent before that.
     computed: Option<Instant>,
-    /// Something of the answer has gone to the client: no other attempt can take over.
-    begun: bool,
+    /// Since when something of the answer has gone to the client: no other attempt can take over.
+    begun: Option<Instant>,
 }
 
 /// Why a leg goes no further.
@@ -126,7 +126,7 @@ impl Drive {
             daemon: clients.prefill.map(|reached| reached.client),
             beside: None,
             computed: None,
-            begun: false,
+            begun: None,
         };
         let ending = self.legs(&mut attempt).await;
         self.trace.attempt_ended(
@@ -190,10 +190,14 @@ impl Drive {
                 "a remote plan without an engine that computes",
             ))),
         };
+        if attempt.awaits_prompt() {
+            // The prompt is given up with its lease, and the engine that reads may count that.
+            self.excuse_link();
+        }
         match result {
             Ok(ending) => AttemptEnding::Run(ending),
             Err(Stop::Run(ending)) => AttemptEnding::Run(ending),
-            Err(Stop::Failed(failure)) if attempt.begun => {
+            Err(Stop::Failed(failure)) if attempt.begun.is_some() => {
                 AttemptEnding::Run(Ending::Failed(failure))
             }
             Err(Stop::Failed(failure)) => self.engine_failed(failure, &forward, attempt).await,
@@ -374,7 +378,7 @@ impl Drive {
             .attempt_began(self.progress.attempt(), &attempt.task);
         match self.whole(forward, attempt).await {
             Ok(ending) | Err(Stop::Run(ending)) => AttemptEnding::Run(ending),
-            Err(Stop::Failed(failure) | Stop::AskWhole(failure)) if attempt.begun => {
+            Err(Stop::Failed(failure) | Stop::AskWhole(failure)) if attempt.begun.is_some() => {
                 AttemptEnding::Run(Ending::Failed(failure))
             }
             Err(Stop::Failed(failure) | Stop::AskWhole(failure)) => AttemptEnding::Failed(failure),
@@ -415,12 +419,17 @@ impl Drive {
                 .learning
                 .transfer_failed(&link, pass, policy, now);
             // The engine counts it, too: its next report is not to count against the link once more.
-            if let Some(fetch) = &self.progress.actual.fetch {
-                fetch.charged();
-            }
+            self.excuse_link();
             self.shared.workers.learnt_more();
         }
         attempt.held.give_back_pass();
+    }
+
+    /// What the engine that fetches counts of this transfer is not to count against any link.
+    fn excuse_link(&self) {
+        if let Some(fetch) = &self.progress.actual.fetch {
+            fetch.charged();
+        }
     }
 
     /// States that an answer proves, none of which an engine reports.

@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::time::Instant;
-use tracing::info;
+use tokio::time::{Instant, timeout_at};
+use tracing::{debug, info};
 
 use super::super::Drive;
 use super::prefill::{Computing, Outcome};
 use super::{Call, OnEngines, Stop};
 use crate::dispatch::failure::Failure;
+
+/// How long a prompt is still computed for an answer that has begun without it: the first leg's answer may come a moment after its last
+/// block. Longer, and it is computed for nobody: the engine that generates had it, or computes it itself.
+const UNNEEDED: Duration = Duration::from_secs(1);
 
 /// The leg that no client hears of.
 pub(super) enum Beside {
@@ -23,14 +27,20 @@ pub(super) enum Beside {
 enum Ended {
     Tied(Result<(), Failure>),
     Computing(Outcome),
+    /// Nobody needs it any more.
+    Unneeded,
 }
 
 impl Beside {
-    /// Ends once; cancel-safe until then.
-    async fn ended(&mut self) -> Ended {
-        match self {
-            Self::Tied(leg) => Ended::Tied(leg.await),
-            Self::Computing(computing) => Ended::Computing(computing.leg().await),
+    /// Ends once; cancel-safe until then. `begun`: since when the client reads the answer.
+    async fn ended(&mut self, begun: Option<Instant>) -> Ended {
+        match (self, begun) {
+            (Self::Tied(leg), _) => Ended::Tied(leg.await),
+            (Self::Computing(computing), None) => Ended::Computing(computing.leg().await),
+            (Self::Computing(computing), Some(begun)) => {
+                let ended = timeout_at(begun + UNNEEDED, computing.leg()).await;
+                ended.map_or(Ended::Unneeded, Ended::Computing)
+            }
         }
     }
 }
@@ -38,7 +48,7 @@ impl Beside {
 impl OnEngines {
     /// Nothing is to be expected of the leg that generates yet. What the client has begun to read stands on its own.
     pub(super) fn awaits_prompt(&self) -> bool {
-        !self.begun && matches!(self.beside, Some(Beside::Computing(_)))
+        self.begun.is_none() && matches!(self.beside, Some(Beside::Computing(_)))
     }
 }
 
@@ -57,13 +67,14 @@ impl Drive {
             let awaits_prompt = attempt.awaits_prompt();
             let left = until.filter(|_| !awaits_prompt);
             let left = left.map(|until| until.saturating_duration_since(Instant::now()));
+            let begun = attempt.begun;
             let Some(beside) = &mut attempt.beside else {
                 let got = self.within(left, wanted).await;
                 return got.map_err(|stopped| self.stopped(stopped, call));
             };
             let ended = tokio::select! {
                 biased;
-                ended = beside.ended() => ended,
+                ended = beside.ended(begun) => ended,
                 got = self.within(left, wanted.as_mut()) => {
                     return got.map_err(|stopped| self.stopped(stopped, call));
                 }
@@ -73,6 +84,10 @@ impl Drive {
                     self.computed_beside(outcome, &computing, attempt)?;
                 }
                 (Ended::Tied(Err(failure)), _) => return Err(Stop::Failed(failure)),
+                // Dropped with this, so that its engine is told.
+                (Ended::Unneeded, Some(Beside::Computing(_))) => {
+                    debug!("the answer has begun without the prompt's leg, which is dropped");
+                }
                 _ => {}
             }
             if awaits_prompt {
@@ -94,10 +109,8 @@ impl Drive {
             return Ok(());
         };
         // What the engine that reads counts of it says nothing of the way between the two.
-        if let Some(fetch) = &self.progress.actual.fetch {
-            fetch.charged();
-        }
-        if attempt.begun {
+        self.excuse_link();
+        if attempt.begun.is_some() {
             // It has the KV, or has computed the prompt itself: its answer is right either way.
             if let Stop::Failed(failure) | Stop::AskWhole(failure) = &stop {
                 info!(

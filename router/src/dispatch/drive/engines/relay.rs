@@ -126,7 +126,7 @@ impl Drive {
                 // The prompt was computed after the head had come.
                 first_until = first_until.max(computed + first_event(asked, &limits));
             }
-            let limit = if attempt.begun {
+            let limit = if attempt.begun.is_some() {
                 limits.token
             } else if attempt.awaits_prompt() {
                 first_event(asked, &limits)
@@ -147,7 +147,7 @@ impl Drive {
                 continue;
             }
             let said: Vec<Said> = events.iter().map(event).collect();
-            if !attempt.begun {
+            if attempt.begun.is_none() {
                 let first = said.iter().find(|said| said.says_something());
                 if let Some(words) = first.and_then(|first| first.error.clone()) {
                     // The client has seen nothing: another attempt may do better.
@@ -255,7 +255,7 @@ impl Drive {
         let starts = (0..bytes.len()).step_by(PIECE);
         let pieces = starts.map(|start| bytes.slice(start..bytes.len().min(start + PIECE)));
         for event in head.into_iter().chain(pieces.map(RunEvent::Bytes)) {
-            attempt.begun = true;
+            attempt.begun.get_or_insert_with(Instant::now);
             self.deliver(event).await.map_err(Stop::Run)?;
         }
         Ok(())
