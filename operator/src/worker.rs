@@ -52,6 +52,9 @@ struct Load {
     queued_sequences: u64,
     leases_open: u64,
     draining: bool,
+    /// Of a daemon beside a server.
+    #[serde(default)]
+    lacks_plug_in: bool,
     blocks: Blocks,
 }
 
@@ -67,6 +70,7 @@ impl From<Load> for WorkerLoad {
             queued_sequences: load.queued_sequences,
             leases_open: load.leases_open,
             draining: load.draining,
+            lacks_plug_in: load.lacks_plug_in,
             cached_blocks: load.blocks.cached,
         }
     }

@@ -72,6 +72,8 @@ pub struct WorkerLoad {
     pub leases_open: u64,
     /// The worker takes nothing new.
     pub draining: bool,
+    /// Nor does it while vLLM's plug-in, by which its server hands over, is not there.
+    pub lacks_plug_in: bool,
     /// Blocks of its prefix cache: how warm it is.
     pub cached_blocks: u64,
 }

@@ -30,7 +30,7 @@ async fn serve(routes: Router) -> SocketAddr {
 #[tokio::test]
 async fn load_is_read_and_what_it_does_not_know_is_passed_over() {
     let load = r#"{"loadSequence":7,"queuedTokens":1,"queuedSequences":2,"runningSequences":3,"contextTokens":9,
-        "stepRemainingMilliseconds":0.5,"leasesOpen":4,"draining":true,
+        "stepRemainingMilliseconds":0.5,"leasesOpen":4,"draining":true,"lacksPlugIn":true,
         "blocks":{"total":9,"free":1,"cached":5,"active":1,"leased":1,"quarantined":0,"leaked":0}}"#;
     let address = serve(Router::new().route("/v1/load", get(move || async move { load }))).await;
     let load = Workers::default().load_at(address).await.unwrap();
@@ -39,6 +39,7 @@ async fn load_is_read_and_what_it_does_not_know_is_passed_over() {
         queued_sequences: 2,
         leases_open: 4,
         draining: true,
+        lacks_plug_in: true,
         cached_blocks: 5,
     };
     assert_eq!(load, expected);

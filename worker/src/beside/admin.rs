@@ -47,6 +47,7 @@ async fn load(State(shared): State<Arc<Shared>>) -> Response {
             let load = *life.load.borrow();
             let (blocks, orphans, counts) = life.cache();
             let mut json = load_json(&load);
+            json["lacksPlugIn"] = json!(life.lacks_plug_in());
             json["index"] = json!({
                 "blocks": blocks,
                 "orphans": orphans,

@@ -74,7 +74,12 @@ impl Life {
 
     /// Routers are to send it nothing: it drains, or what it computed could not be handed over.
     pub(crate) fn takes_none(&self) -> bool {
-        *self.draining.borrow() || self.staging.as_ref().is_some_and(Staging::takes_none)
+        *self.draining.borrow() || self.lacks_plug_in()
+    }
+
+    /// Its server's prompts would be computed for nobody.
+    pub(crate) fn lacks_plug_in(&self) -> bool {
+        self.staging.as_ref().is_some_and(Staging::takes_none)
     }
 
     /// Changes the index, and tells watchers of it.

@@ -15,11 +15,11 @@
 //! | `TokenizerVerified` | routers make of a text the tokens that the pool's workers compute with; Unknown before one has registered |
 
 use baton_crds::status::Condition;
-use baton_crds::{PoolRole, labels};
+use baton_crds::labels;
 
 use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
-use crate::pool::member::{CONTAINER, ENGINE, Member, configuration, created};
+use crate::pool::member::{CONTAINER, ENGINE, Member, created};
 use crate::pool::observed::{Compatibility, CreationError, Level, Observed};
 use crate::pool::registration::TOKENIZER_UNVERIFIED;
 use crate::pool::trouble::others;
@@ -252,10 +252,10 @@ fn remarks(facts: &Facts<'_, '_>, observed: &Observed) -> String {
     let mut severed = facts
         .members
         .iter()
-        .filter(|member| has_lost_its_plug_in(member, observed));
+        .filter(|member| has_lost_its_plug_in(member));
     if let Some(member) = severed.next() {
         remarks.push_str(&format!(
-            "; no prompt is sent to pod {}{}: its daemon takes none, as while vLLM's BatonConnector does not call it: see the logs of its containers {ENGINE} and {CONTAINER}",
+            "; no prompt is sent to pod {}{}: its daemon takes none while vLLM's BatonConnector does not call it: see the logs of its containers {ENGINE} and {CONTAINER}",
             member.name,
             others(1 + severed.count())
         ));
@@ -274,16 +274,10 @@ fn remarks(facts: &Facts<'_, '_>, observed: &Observed) -> String {
     remarks
 }
 
-/// A daemon without its prefill server's plug-in says that it drains, lest a prompt be computed for nobody, and is ready all the same.
-/// One that was told to drain is not ready.
-fn has_lost_its_plug_in(member: &Member<'_>, observed: &Observed) -> bool {
-    observed.pool.role == PoolRole::Prefill
-        && member.is_serving()
-        && member.ready
-        && member.load().is_some_and(|load| load.draining)
-        && configuration(member.pod)
-            .pointer("/engine/connectorSocket")
-            .is_some()
+/// A daemon without its prefill server's plug-in lets nothing be sent there, lest a prompt be computed for nobody, and is ready all the
+/// same.
+fn has_lost_its_plug_in(member: &Member<'_>) -> bool {
+    member.is_serving() && member.ready && member.load().is_some_and(|load| load.lacks_plug_in)
 }
 
 /// A level that somebody counts on and that the pod's node does not say. Of the others most clusters lack some.

@@ -128,31 +128,26 @@ fn a_prefill_server_without_its_plug_in_is_named_and_told_from_one_that_drains()
         let (_, remark) = condition.message.split_once("; no prompt is sent to ")?;
         Some(remark.to_owned())
     };
-    let takes_none = |scene: &mut Scene, pod: &str| {
+    let takes_none = |scene: &mut Scene, pod: &str, lacks_plug_in: bool| {
         let report = scene.observed.workers.get_mut(pod).unwrap();
         report.load = Ok(WorkerLoad {
             draining: true,
+            lacks_plug_in,
             ..WorkerLoad::default()
         });
     };
     let mut scene = servers(PoolRole::Prefill, &["a", "b", "c"]);
     assert_eq!(said(&scene), None);
-    takes_none(&mut scene, "c");
-    takes_none(&mut scene, "b");
+    takes_none(&mut scene, "a", false);
+    assert_eq!(said(&scene), None, "somebody told it to drain");
+    takes_none(&mut scene, "c", true);
+    takes_none(&mut scene, "b", true);
     let remark = said(&scene).unwrap();
     assert!(remark.starts_with("pod b (and 1 pod alike): "), "{remark}");
     assert!(remark.ends_with("containers engine and worker"), "{remark}");
     assert_eq!(settle(&mut scene), [], "it stays registered");
 
-    // A server that decodes computes its own prompts; without a plug-in there is none to lose; one that is to go drains.
-    let mut decodes = servers(PoolRole::Decode, &["a"]);
-    takes_none(&mut decodes, "a");
-    assert_eq!(said(&decodes), None);
-    let mut whole = Scene::new(&json!({"replicas": 1}));
-    whole.observed.pool.role = PoolRole::Prefill;
-    whole.add(ready("a"));
-    takes_none(&mut whole, "a");
-    assert_eq!(said(&whole), None);
+    // One that is to go drains, and is to be waited for as any other.
     let mut leaving = servers(PoolRole::Prefill, &["a"]);
     leaving.add(ready("b").running_sequences(1).draining(3));
     assert_eq!(said(&leaving), None);
