@@ -14,8 +14,8 @@
 //! | `Compatible` | the pool can be paired with the pools that its policies pair it with; Unknown without such policies |
 //! | `TokenizerVerified` | routers make of a text the tokens that the pool's workers compute with; Unknown before one has registered |
 
-use baton_crds::status::Condition;
 use baton_crds::labels;
+use baton_crds::status::Condition;
 
 use super::{Facts, Summary, identities};
 use crate::condition::{Verdict, condition};
