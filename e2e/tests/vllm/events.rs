@@ -20,7 +20,7 @@ const LONG: usize = 600;
 /// Whose cache is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Asked through hand-offs: vLLM says of each what the server that prefilled had cached.
+    /// Asked through hand-offs: the record has what its server said of its leg.
     Prefill,
     /// Asked alone.
     Decode,
@@ -150,14 +150,18 @@ async fn asked(fleet: &Fleet, side: Side, question: &Question) -> Result<Seen> {
     let kept = record.kind()? == kind && record.0["fallback"].is_null();
     ensure!(kept, "{side:?} was not asked: {}", record.0);
     let usage = &answer.body["usage"];
-    let details = &usage["prompt_tokens_details"];
+    let reported = match side {
+        // To the decode server a whole prompt that came from elsewhere was cached, with Baton's connector.
+        Side::Prefill => &record.0["outcome"]["cachedTokens"],
+        Side::Decode => &usage["prompt_tokens_details"]["cached_tokens"],
+    };
     Ok(Seen {
         all: usage["prompt_tokens"].as_u64().context("prompt_tokens")?,
         credited: record.chosen()?["cachedTokens"][side.word()]
             .as_u64()
             .with_context(|| format!("cachedTokens of {side:?} in {}", record.0))?,
         // vLLM leaves it out where it is zero.
-        reported: details["cached_tokens"].as_u64().unwrap_or(0),
+        reported: reported.as_u64().unwrap_or(0),
     })
 }
 

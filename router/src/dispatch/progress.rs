@@ -118,6 +118,8 @@ pub struct Progress {
     first_token: Option<Moment>,
     last_token: Option<Moment>,
     cached_tokens: Option<u32>,
+    /// Of a prompt that one engine computed for another, by the first one's word.
+    prefill_cached_tokens: Option<u32>,
     pub actual: Actual,
     /// Who vouches for the KV of the attempt under way.
     pub assurance: Assurance,
@@ -139,6 +141,7 @@ impl Progress {
             first_token: None,
             last_token: None,
             cached_tokens: None,
+            prefill_cached_tokens: None,
             actual: Actual::default(),
             assurance: Assurance::Verified,
             fallback: None,
@@ -291,12 +294,18 @@ impl Progress {
 
     /// Prompt tokens that the first attempt found in a cache.
     pub fn cached_tokens(&self) -> u32 {
-        self.cached_tokens.unwrap_or(0).min(self.prompt_tokens)
+        let cached = self.prefill_cached_tokens.or(self.cached_tokens);
+        cached.unwrap_or(0).min(self.prompt_tokens)
     }
 
     /// Keeps the first report only: later attempts find what earlier ones left behind.
     pub fn found_cached(&mut self, tokens: u32) {
         self.cached_tokens.get_or_insert(tokens);
+    }
+
+    /// Whenever it comes: to the engine that answers all of the prompt may have been there already.
+    pub fn prefill_found_cached(&mut self, tokens: u32) {
+        self.prefill_cached_tokens.get_or_insert(tokens);
     }
 
     /// Milliseconds from acceptance to the first token.

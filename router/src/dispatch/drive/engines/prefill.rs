@@ -146,7 +146,7 @@ impl Drive {
         // Its wait in the engine's line included: engines do not tell them apart.
         self.progress.actual.prefill = Some(answered.ended.milliseconds_since(*began));
         if let Some(cached) = answered.cached {
-            self.progress.found_cached(cached);
+            self.progress.prefill_found_cached(cached);
         }
         Ok((parameters, answered.at))
     }
