@@ -16,12 +16,12 @@ use crate::{NIXL, pair, policy, samples};
 
 /// As vLLM gave them once; the space is ours, to see that nobody writes them anew.
 pub(crate) const PARAMETERS: &str = r#"{"do_remote_prefill": true, "do_remote_decode":false,"remote_block_ids":[[9,8,7]],"remote_engine_id":"65e4bb78","remote_request_id":"cmpl-r0-8cd74aeb","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_blocks_expiry_time":null,"later":1e0}"#;
-pub(crate) const ANSWER: &[u8] = br#"{"choices":[{"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":171,"completion_tokens":8}}"#;
+pub(crate) const ANSWER: &[u8] = br#"{"choices":[{"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":171,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":171}}}"#;
 const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"min_tokens":2,"stream":false,"kv_transfer_params":{"remote_host":"evil"}}"#;
 
 pub(crate) fn prefill_answer() -> String {
     format!(
-        r#"{{"choices":[{{"text":"y","finish_reason":"length"}}],"usage":{{"prompt_tokens":171,"completion_tokens":1}},"kv_transfer_params":{PARAMETERS}}}"#
+        r#"{{"choices":[{{"text":"y","finish_reason":"length"}}],"usage":{{"prompt_tokens":171,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":48}}}},"kv_transfer_params":{PARAMETERS}}}"#
     )
 }
 
@@ -83,7 +83,8 @@ async fn the_prompt_is_computed_by_one_engine_and_answered_by_another() {
         (None, 0),
         "nobody measured it"
     );
-    assert_eq!(record.outcome.unwrap().input_tokens, 171);
+    let outcome = record.outcome.unwrap();
+    assert_eq!((outcome.input_tokens, outcome.cached_tokens), (171, 48));
     served.router.holds_nothing().await;
 }
 
