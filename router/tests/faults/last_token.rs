@@ -111,22 +111,27 @@ async fn a_stop_string_that_was_found_counts_though_its_client_leaves_at_once() 
     router.holds_nothing().await;
 }
 
+/// Tokens: more than may wait for a client.
+const MANY: u32 = 1_000;
+
+fn generates_more_than_may_wait(d: &Double) {
+    d.decode(async |mut requests, answers| {
+        begin(&mut requests, &answers).await;
+        for place in 0..MANY {
+            answers.send(Event::Token(token(9, PROMPT + place))).await;
+        }
+        answers.closed().await;
+    });
+}
+
 /// Its front reads what has come, finds the stop string in it and leaves, while the run waits for room to hand on what comes after that.
 #[tokio::test]
 async fn a_stop_string_counts_though_more_waits_to_be_read_when_its_client_leaves() {
     let d = Double::start(samples::card("d"), ARTIFACT).await;
     let router = Router::start(&policy(), &[&d]);
     router.ready(1).await;
-    // More than may wait for a client.
-    let tokens = 1_000;
-    d.decode(async move |mut requests, answers| {
-        begin(&mut requests, &answers).await;
-        for place in 0..tokens {
-            answers.send(Event::Token(token(9, PROMPT + place))).await;
-        }
-        answers.closed().await;
-    });
-    let mut handle = router.start_run(Mode::Aggregated, tokens + 1);
+    generates_more_than_may_wait(&d);
+    let mut handle = router.start_run(Mode::Aggregated, MANY + 1);
     let run = handle.run.to_string();
     let read = handle.next().await;
     assert!(matches!(read, Some(RunEvent::Token { .. })), "{read:?}");
@@ -149,21 +154,13 @@ async fn a_client_too_slow_for_the_deadline_hears_that_it_has_passed() {
     policy.timeouts.total_seconds = 1.0;
     let router = Router::start(&policy, &[&d]);
     router.ready(1).await;
-    // More than may wait for a client.
-    let tokens = 1_000;
-    d.decode(async move |mut requests, answers| {
-        begin(&mut requests, &answers).await;
-        for place in 0..tokens {
-            answers.send(Event::Token(token(9, PROMPT + place))).await;
-        }
-        answers.closed().await;
-    });
-    let handle = router.start_run(Mode::Aggregated, tokens + 1);
+    generates_more_than_may_wait(&d);
+    let handle = router.start_run(Mode::Aggregated, MANY + 1);
     let run = handle.run.to_string();
     let record = router.record(&run).await;
     assert_eq!(record.states.last().unwrap().state, "failed");
     let (read, last) = outcome(handle).await;
-    assert!(!read.is_empty() && read.len() < tokens as usize);
+    assert!(!read.is_empty() && read.len() < MANY as usize);
     let RunEvent::Failed(failure) = last else {
         panic!("the deadline has passed: {last:?}");
     };

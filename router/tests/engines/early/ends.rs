@@ -4,11 +4,17 @@ use std::time::Instant;
 
 use super::*;
 
+/// A link is shut by its first failure.
+fn one_failure_opens() -> Policy {
+    let mut policy = patient();
+    policy.topology.breaker.failures = 1;
+    policy
+}
+
 /// What the engine that reads counts of a prompt that was given up elsewhere does not open its link's breaker.
 #[tokio::test]
 async fn a_transfer_that_ended_with_its_prompt_does_not_speak_against_the_link() {
-    let mut policy = patient();
-    policy.topology.breaker.failures = 1;
+    let policy = one_failure_opens();
     let mut early = Early::start(&policy).await;
     let (reply, prefill, decode) = early.both(true).await;
     prefill.hang_up().await;
@@ -25,8 +31,7 @@ async fn a_transfer_that_ended_with_its_prompt_does_not_speak_against_the_link()
 /// A client that leaves takes its prompt back. Daemons of earlier releases count what was read of it as failed.
 #[tokio::test]
 async fn a_client_that_leaves_while_its_prompt_is_computed_opens_no_link() {
-    let mut policy = patient();
-    policy.topology.breaker.failures = 1;
+    let policy = one_failure_opens();
     for (routers, beside) in [(1, false), (1, true), (2, false), (2, true)] {
         let what = format!("routers {routers}, beside another run: {beside}");
         let mut early = Early::start(&policy).await;
@@ -51,8 +56,7 @@ async fn a_client_that_leaves_while_its_prompt_is_computed_opens_no_link() {
 /// Nor does the deadline of a run.
 #[tokio::test]
 async fn a_run_that_ends_at_its_deadline_while_its_prompt_is_computed_opens_no_link() {
-    let mut policy = patient();
-    policy.topology.breaker.failures = 1;
+    let mut policy = one_failure_opens();
     policy.timeouts.total_seconds = 2.0;
     let mut early = Early::start(&policy).await;
     let (reply, prefill, decode) = early.both(true).await;
@@ -65,8 +69,7 @@ async fn a_run_that_ends_at_its_deadline_while_its_prompt_is_computed_opens_no_l
 /// The engine that generates has computed the prompt: the record says so, whoever is to blame.
 #[tokio::test]
 async fn a_lease_that_its_owner_ended_is_in_the_record_and_opens_no_link() {
-    let mut policy = patient();
-    policy.topology.breaker.failures = 1;
+    let policy = one_failure_opens();
     let mut early = Early::start(&policy).await;
     let (reply, prefill, mut decode) = early.both(true).await;
     prefill
