@@ -20,7 +20,7 @@ use crate::engine::{Call, Engine};
 use crate::front::{Reply, Served, end};
 use crate::pull::{ANSWER, prefill_answer};
 use crate::router::{SOON, until};
-use crate::table::impatient;
+use crate::table::{STREAM, answer_whole, impatient};
 use crate::{pair, policy};
 
 const SPLIT: Split = Split::Baton {
@@ -31,8 +31,6 @@ const TOLD: &str =
     r#"{"do_remote_prefill": true,"do_remote_decode":false,"baton":{"lease":"00ff","later":1e0}}"#;
 /// Nothing of an answer, and the client gets it with the answer.
 const COMMENT: &str = ": waits\n\n";
-const STREAM: &str =
-    "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
 /// A pair with Baton's connector, and a client.
 struct Early {
@@ -138,16 +136,7 @@ impl Early {
 
     /// The request is answered whole by the engine that generates; what the record says.
     async fn whole(&mut self, reply: JoinHandle<Reply>) -> DecisionRecord {
-        let mut call = self.d.call().await;
-        let body = call.json();
-        assert!(body.get("kv_transfer_params").is_none(), "{body}");
-        if body["stream"] == true {
-            call.begin().await;
-            call.chunk(STREAM.as_bytes()).await;
-            call.end().await;
-        } else {
-            call.answer(200, "application/json", ANSWER).await;
-        }
+        answer_whole(&mut self.d).await;
         self.ends(reply).await
     }
 

@@ -84,7 +84,7 @@ pub(crate) const ROLE: &[u8] =
     b"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 pub(crate) const FAILED: &[u8] =
     b"data: {\"error\":{\"message\":\"KV load failed\",\"code\":500}}\n\ndata: [DONE]\n\n";
-const STREAM: &str =
+pub(crate) const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
 pub(crate) fn impatient() -> Policy {
@@ -103,7 +103,7 @@ pub(crate) fn impatient() -> Policy {
 }
 
 /// The whole request, answered well.
-async fn answer_whole(d: &mut Engine) {
+pub(crate) async fn answer_whole(d: &mut Engine) {
     let mut call = d.call().await;
     let body = call.json();
     assert!(body.get("kv_transfer_params").is_none(), "{body}");
