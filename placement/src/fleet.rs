@@ -1,9 +1,14 @@
-//! What placement knows of the workers: an immutable snapshot, built anew at each change and swapped as a whole.
+//! What placement knows of the workers: an immutable snapshot, made anew at each change and swapped as a whole.
 //!
-//! `fleet::build` is how a router fills it, `fleet::links` what lies between two domains.
+//! Who the workers are and what lies between them changes with cards, places and fits; what they do, with every request. The first
+//! is shared by all snapshots between two such changes, so that a new one costs some numbers a worker and no names.
+//!
+//! `fleet::build` is how a router fills it, `fleet::renewal` how the next one follows from it, `fleet::links` what lies between
+//! two domains.
 
 mod build;
 mod links;
+mod renewal;
 
 use std::sync::Arc;
 
@@ -11,9 +16,10 @@ use baton_protocol::card::Role;
 use baton_protocol::ids::{Incarnation, WorkerId};
 use serde::{Deserialize, Serialize};
 
-pub use build::{FleetBuilder, FleetError, ReportedLoad, WorkerEntry};
+pub use build::{FleetBuilder, FleetError, WorkerEntry};
 pub use links::domain_key;
 pub(crate) use links::{Links, NoRoute, Route};
+pub use renewal::Renewal;
 
 use crate::coefficients::CoefficientSet;
 use crate::cost::ChunkRule;
@@ -32,21 +38,18 @@ pub struct Fleet {
     /// Routers that place on these workers, this one included.
     pub routers: u32,
     /// Level names, nearest first; a pair that shares none has level `levels.len()`, named [`BEYOND`].
-    pub levels: Vec<String>,
+    pub levels: Arc<[String]>,
     pub coefficients: Arc<CoefficientSet>,
     /// Digest of `coefficients`.
-    pub coefficients_digest: String,
-    pub workers: Workers,
-    /// Pool names; workers name them by position.
-    pub pools: Vec<String>,
-    /// Of which kind each pool is, where that is known.
-    pub pool_roles: Vec<Option<Role>>,
+    pub coefficients_digest: Arc<str>,
+    /// Who they are.
+    pub workers: Arc<Workers>,
+    /// What they do, in the same order.
+    pub loads: Vec<WorkerLoad>,
     pub(crate) links: Links,
-    /// One row of bits per compatibility class of a prefill worker.
-    pub(crate) compatible: Vec<Vec<bool>>,
 }
 
-/// Parallel arrays, one entry per worker.
+/// What does not change from request to request: parallel arrays, one entry per worker.
 #[derive(Clone, Debug, Default)]
 pub struct Workers {
     pub id: Vec<WorkerId>,
@@ -54,7 +57,6 @@ pub struct Workers {
     /// The worker's position in prefix hits.
     pub slot: Vec<u32>,
     pub pool: Vec<u32>,
-    pub state: Vec<WorkerState>,
     pub can_prefill: Vec<bool>,
     pub can_decode: Vec<bool>,
     /// Who vouches for KV that it hands over.
@@ -66,25 +68,44 @@ pub struct Workers {
     /// Position in `coefficients.workers`.
     pub class: Vec<u32>,
     pub chunks: Vec<ChunkRule>,
-    pub queued_tokens: Vec<u64>,
-    pub queued_sequences: Vec<u32>,
-    pub running_sequences: Vec<u32>,
-    pub context_tokens: Vec<u64>,
-    pub own: Vec<OwnDispatches>,
-    pub step_remaining: Vec<f64>,
-    /// The time of the last load report, on the clock of `now`.
-    pub reported_at: Vec<f64>,
-    /// The time at which the prefix index was last known to be in step.
-    pub indexed_at: Vec<f64>,
-    pub total_blocks: Vec<u32>,
-    /// Free or evictable.
-    pub free_blocks: Vec<u32>,
     pub block_size: Vec<u32>,
     pub bytes_per_token: Vec<u64>,
     pub max_sequences: Vec<u32>,
     pub(crate) domain: Vec<u32>,
     pub(crate) compatibility: Vec<u32>,
     pub(crate) transports: Vec<u32>,
+    /// Pool names; `pool` names them by position.
+    pub pools: Vec<String>,
+    /// Of which kind each pool is, where that is known.
+    pub pool_roles: Vec<Option<Role>>,
+    /// One row of bits per compatibility class of a prefill worker.
+    pub(crate) compatible: Vec<Vec<bool>>,
+}
+
+/// What a worker does, by its last report and by what this router has sent since.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WorkerLoad {
+    pub state: WorkerState,
+    pub reported: ReportedLoad,
+    pub own: OwnDispatches,
+    /// The time at which the prefix index was last known to be in step, on the clock of `now`.
+    pub indexed_at: f64,
+    pub total_blocks: u32,
+}
+
+/// The last load report.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReportedLoad {
+    /// When it came, in milliseconds on the clock of `now`.
+    pub at: f64,
+    pub queued_tokens: u64,
+    pub queued_sequences: u32,
+    pub running_sequences: u32,
+    pub context_tokens: u64,
+    /// What was left of the running step, in milliseconds.
+    pub step_remaining: f64,
+    /// Free or evictable.
+    pub free_blocks: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,7 +171,7 @@ impl Fleet {
     pub fn compatible(&self, prefill: WorkerIndex, decode: WorkerIndex) -> bool {
         let row = self.workers.compatibility[prefill] as usize;
         let column = self.workers.compatibility[decode] as usize;
-        self.compatible[row][column]
+        self.workers.compatible[row][column]
     }
 
     /// Whether pairs are searched level by level, the short way: every domain nests in the next, and no link is shut.

@@ -1,4 +1,6 @@
 //! Making the picture of a fleet, beside the decision that is made on it: `cargo bench -p baton-router --bench view`.
+//!
+//! `ground` is made when a card, a place or a constant has changed, `view` on it for nearly every request.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -17,7 +19,7 @@ use baton_protocol::wire;
 use baton_router::clock::Moment;
 use baton_router::fleet::own::OwnLedger;
 use baton_router::fleet::pairs::{Pairs, compatibility_key};
-use baton_router::fleet::snapshot::{self, Parts};
+use baton_router::fleet::snapshot::{self, Ground, Now};
 use baton_router::fleet::state::Tracked;
 use baton_router::fleet::topology;
 use baton_router::learning::{Learning, LinkUse, Moved, link_prior, worker_prior};
@@ -56,9 +58,13 @@ fn workers(count: u32) -> Vec<Tracked> {
         .collect()
 }
 
+fn levels(workers: &[Tracked]) -> Vec<String> {
+    topology::levels(workers.iter().map(|worker| &**worker.topology()))
+}
+
 /// As many links as asked have moved KV, between hosts of workers.
 fn learning(workers: &[Tracked], links: usize, policy: &Policy) -> Learning {
-    let levels = topology::levels(workers.iter().map(Tracked::topology));
+    let levels = levels(workers);
     let learning = Learning::default();
     for index in 0..links {
         let path = |position: usize| {
@@ -98,8 +104,8 @@ fn main() {
     policy.objective.ttft_milliseconds = Some(500.0);
     policy.objective.tpot_milliseconds = Some(30.0);
     println!(
-        "{:>8} {:>8} {:>10} {:>12} {:>12}",
-        "workers", "links", "in flight", "view µs", "place µs"
+        "{:>8} {:>8} {:>10} {:>12} {:>12} {:>12}",
+        "workers", "links", "in flight", "ground µs", "view µs", "place µs"
     );
     for (count, links) in [
         (16, 12),
@@ -116,11 +122,11 @@ fn main() {
             .map(|(tracked, card)| (tracked, card.as_ref()))
             .collect();
         let learning = learning(&workers, links, &policy);
-        let levels = topology::levels(workers.iter().map(Tracked::topology));
+        let levels = levels(&workers);
         let set = snapshot::coefficients(
             &known,
             &levels,
-            &learning.learnt(NOW),
+            &learning.learnt(),
             worker_prior(),
             link_prior,
         );
@@ -135,24 +141,32 @@ fn main() {
             };
             own.dispatch(worker, Incarnation(1), dispatch);
         }
-        let view = || {
-            let learnt = learning.learnt(NOW);
-            let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known
-                .iter()
-                .map(|(tracked, card)| (*tracked, *card, own.sum(&tracked.id)))
-                .collect();
-            let parts = Parts {
-                version: 1,
-                routers: 1,
+        let ground = || {
+            snapshot::ground(&Ground {
                 levels: &levels,
-                workers: &workers,
+                workers: &known,
                 pairs: &pairs,
                 coefficients: &set,
                 digest: &digest,
-                learnt: &learnt,
-                promises: &[],
+                links: &learning.learnt().links,
+            })
+        };
+        let Ok(standing) = ground() else {
+            println!("{count} workers make no fleet");
+            continue;
+        };
+        let view = || {
+            let links = learning.links(NOW);
+            let loads = known
+                .iter()
+                .map(|(tracked, card)| snapshot::load(tracked, card, own.sum(&tracked.id), NOW));
+            let moment = Now {
+                version: 1,
+                routers: 1,
+                shut: &links.shut,
+                promises: [].iter(),
             };
-            snapshot::build(&parts, NOW)
+            snapshot::now(&standing, loads, moment)
         };
         let Ok(fleet) = view() else {
             println!("{count} workers make no fleet");
@@ -165,6 +179,9 @@ fn main() {
             ..Request::default()
         };
         let mut rng = Rng::new(1);
+        let grounded = each(|| {
+            let _ = std::hint::black_box(ground());
+        });
         let viewed = each(|| {
             let _ = std::hint::black_box(view());
         });
@@ -174,7 +191,7 @@ fn main() {
             std::hint::black_box(&decision);
         });
         println!(
-            "{count:>8} {links:>8} {:>10} {viewed:>12.0} {placed:>12.1}",
+            "{count:>8} {links:>8} {:>10} {grounded:>12.0} {viewed:>12.1} {placed:>12.1}",
             own.len()
         );
     }

@@ -123,8 +123,10 @@ impl Dispatcher {
     /// Workers that may be placed on now.
     pub fn workers_ready(&self) -> usize {
         let view = self.shared.workers.view();
-        let states = view.fleet.workers.state.iter();
-        states.filter(|state| **state == WorkerState::Ready).count()
+        let loads = view.fleet.loads.iter();
+        loads
+            .filter(|load| load.state == WorkerState::Ready)
+            .count()
     }
 
     /// Workers of the policy's pools, by position in the view.
@@ -229,7 +231,7 @@ impl Dispatch for Dispatcher {
         let view = self.shared.workers.view();
         let missing = |policy: &PolicyHandle| {
             let up = Self::members(&view, policy).any(|(index, member)| {
-                view.fleet.workers.state[index] == WorkerState::Ready
+                view.fleet.loads[index].state == WorkerState::Ready
                     && member.card.pool_role == Role::Decode
             });
             let model = &policy.model;

@@ -4,7 +4,7 @@
 //! - [`watch`]: one worker's stream, followed for ever. [`state`]: what is known from it (pure).
 //! - [`own`]: this router's dispatches that no report counts yet (pure).
 //! - [`pairs`]: whose KV means the same on whom (pure). [`topology`]: where a worker is (pure).
-//! - [`snapshot`]: all of it as placement reads it (pure). [`view`]: the snapshot of now.
+//! - [`snapshot`]: all of it as placement reads it (pure). `standing`: what of that is shared by snapshots. [`view`]: the snapshot of now.
 //! - [`alarms`]: what an engine's counters say against its links (pure). [`fetches`]: of which hand-offs they say it (pure).
 //! - [`artifacts`]: tokenizers and chat templates by digest.
 //! - [`listing`]: `GET /v1/fleet`.
@@ -19,6 +19,7 @@ pub mod pairs;
 #[cfg(test)]
 pub(crate) use baton_protocol::samples;
 pub mod snapshot;
+mod standing;
 pub mod state;
 pub mod topology;
 pub mod view;
@@ -51,6 +52,7 @@ use fetches::{Blame, Counted, FetchTicket, Fetches, Seen};
 use own::{OwnLedger, Ticket};
 use pairs::Pairs;
 use snapshot::Promise;
+use standing::Standing;
 use state::{Change, Tracked, WatchError};
 pub use view::{Member, View};
 
@@ -75,8 +77,10 @@ struct Inner {
     coefficients_made: Moment,
     /// Cards have come or gone since.
     renamed: bool,
-    /// Workers and fitted links that the set names.
-    named: (usize, usize),
+    /// How many workers the set names, and which fitted links ([`Learning::links`]).
+    named: (usize, u64),
+    /// What views share until a card, a place or a constant changes.
+    standing: Option<Arc<Standing>>,
 }
 
 /// Shared by the Watch tasks, which write, and dispatch, which reads.
@@ -122,6 +126,7 @@ impl Workers {
             coefficients_made: Moment::default(),
             renamed: true,
             named: (0, 0),
+            standing: None,
         };
         let view = View::empty(&inner);
         Self {
@@ -157,7 +162,7 @@ impl Workers {
         cache_salt: &str,
     ) -> (PrefixHits, Option<BlockHash>) {
         let mut kinds: Vec<(&str, u32)> = Vec::new();
-        for member in &view.members {
+        for member in view.members.iter() {
             let kind = (
                 member.card.kv_identity.as_str(),
                 member.card.capacity.block_size,

@@ -104,6 +104,8 @@ impl Link {
 struct Inner {
     /// Ordered, so that equal knowledge gives equal coefficient sets.
     links: BTreeMap<LinkName, Link>,
+    /// Rises when a link gets its first fit, and when one that had a fit is forgotten.
+    fits: u64,
     outputs: OutputLengths,
     estimates: EstimateTracker,
     budgets: HashMap<String, FallbackBudget>,
@@ -123,9 +125,18 @@ pub struct LinkCounts {
     pub half_open: u32,
 }
 
+/// What every view needs to know of the links.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkStates {
+    /// Another number whenever a link has got its first fit, or one that had a fit is forgotten.
+    pub fits: u64,
+    /// Those whose breaker is not closed.
+    pub shut: Vec<(LinkName, BreakerState)>,
+}
+
 impl Learning {
-    /// What the next fleet snapshot is made with.
-    pub fn learnt(&self, now: Moment) -> Learnt {
+    /// What the ground of the next snapshots is made with.
+    pub fn learnt(&self) -> Learnt {
         let inner = self.inner.lock();
         Learnt {
             links: inner
@@ -136,20 +147,36 @@ impl Learning {
                     target: link.used.target.clone(),
                     transport: link.used.transport.clone(),
                     coefficients: link.fitted.then(|| link.calibrator.coefficients()),
-                    breaker: link.breaker.state(now.milliseconds()),
                 })
                 .collect(),
             paths: inner.estimates.factors(),
         }
     }
 
+    /// What every view needs to know of the links.
+    pub fn links(&self, now: Moment) -> LinkStates {
+        let inner = self.inner.lock();
+        let states = inner.links.iter().filter_map(|(name, link)| {
+            let state = link.breaker.state(now.milliseconds());
+            (state != BreakerState::Closed).then(|| (name.clone(), state))
+        });
+        LinkStates {
+            fits: inner.fits,
+            shut: states.collect(),
+        }
+    }
+
     /// `places` are the keys of the domain paths of all workers: links between others are forgotten after a while.
     pub fn workers_at(&self, places: &HashSet<String>, now: Moment) {
-        self.inner.lock().links.retain(|name, link| {
+        let mut inner = self.inner.lock();
+        let Inner { links, fits, .. } = &mut *inner;
+        links.retain(|name, link| {
             if places.contains(&name.source) && places.contains(&name.target) {
                 link.needed = now;
             }
-            now.since(link.needed) < FORGOTTEN_AFTER
+            let stays = now.since(link.needed) < FORGOTTEN_AFTER;
+            *fits += u64::from(link.fitted && !stays);
+            stays
         });
     }
 
@@ -196,7 +223,8 @@ impl Learning {
             .observe(bytes, last, moved.exposed_milliseconds);
         link.calibrator
             .observe_synchronization(moved.synchronization_milliseconds);
-        link.fitted = true;
+        let first = !std::mem::replace(&mut link.fitted, true);
+        inner.fits += u64::from(first);
     }
 
     /// A transfer failed for a reason that speaks against the link.
@@ -364,7 +392,7 @@ mod tests {
         for _ in 0..policy.topology.breaker.failures {
             learning.transfer_failed(&used(), Pass::Free, &policy, now);
         }
-        assert_eq!(learning.learnt(now).links[0].breaker, BreakerState::Open);
+        assert_eq!(learning.links(now).shut[0].1, BreakerState::Open);
         assert_eq!(learning.try_use(&used(), &policy, now), None);
         now = Moment(now.0 + 11_000_000);
         assert_eq!(learning.link_counts(now).half_open, 1);
@@ -434,13 +462,36 @@ mod tests {
         let both: HashSet<String> = ["h1".to_owned(), "h2".to_owned()].into();
         let one: HashSet<String> = ["h1".to_owned()].into();
         let later = |minutes: u64| began.plus(Duration::from_secs(60 * minutes));
-        let known = |now| learning.learnt(now).links.len();
+        let known = || learning.learnt().links.len();
         learning.workers_at(&both, later(100));
-        assert_eq!(known(later(100)), 1, "however rarely it is used");
+        assert_eq!(known(), 1, "however rarely it is used");
         learning.workers_at(&one, later(120));
-        assert_eq!(known(later(120)), 1, "a worker may come back");
+        assert_eq!(known(), 1, "a worker may come back");
         learning.workers_at(&one, later(131));
-        assert_eq!(known(later(131)), 0);
+        assert_eq!(known(), 0);
+    }
+
+    #[test]
+    fn what_links_have_a_fit_is_another_number_with_the_first_and_when_it_is_forgotten() {
+        let learning = Learning::default();
+        let (policy, now) = (policy(), Moment(1_000_000));
+        let moved = Moved {
+            bytes: 1 << 20,
+            blocks: 4,
+            last_blocks: 4,
+            exposed_milliseconds: 1.0,
+            synchronization_milliseconds: 0.5,
+        };
+        let mut seen = vec![learning.links(now).fits];
+        learning.transfer_failed(&used(), Pass::Free, &policy, now);
+        assert_eq!(learning.links(now).fits, seen[0], "it has no fit yet");
+        for _ in 0..2 {
+            learning.moved(&used(), moved, Pass::Free, &policy, now);
+            seen.push(learning.links(now).fits);
+        }
+        assert!(seen[0] != seen[1] && seen[1] == seen[2], "{seen:?}");
+        learning.workers_at(&HashSet::new(), now.plus(FORGOTTEN_AFTER));
+        assert_ne!(learning.links(now).fits, seen[2]);
     }
 
     #[test]
@@ -448,7 +499,7 @@ mod tests {
         let learning = Learning::default();
         let (policy, now) = (policy(), Moment(0));
         assert!(learning.try_use(&used(), &policy, now).is_some());
-        assert!(learning.learnt(now).links[0].coefficients.is_none());
+        assert!(learning.learnt().links[0].coefficients.is_none());
         for blocks in 1..100_u32 {
             let bytes = u64::from(blocks) << 18;
             // Four times as fast as the prior of TCP.
@@ -462,7 +513,7 @@ mod tests {
             };
             learning.moved(&used(), moved, Pass::Free, &policy, now);
         }
-        let fitted = learning.learnt(now).links[0].coefficients.unwrap();
+        let fitted = learning.learnt().links[0].coefficients.unwrap();
         let predicted = fitted.alpha + fitted.per_byte * 1e7 + fitted.per_descriptor * 38.0;
         assert!((2.0..3.0).contains(&predicted), "{predicted}");
     }

@@ -25,6 +25,7 @@ const VALUED: [&str; 14] = [
     "--max-num-seqs",
 ];
 const SWITCHES: [&str; 2] = ["--enable-expert-parallel", "--enable-prompt-tokens-details"];
+const SIDE_CHANNEL_PORT: &str = "VLLM_NIXL_SIDE_CHANNEL_PORT";
 /// Of the stand-in alone: between two tokens of an answer.
 pub const PACE: &str = "STAND_IN_TOKEN_MILLISECONDS";
 
@@ -82,7 +83,11 @@ impl Started {
         };
         let side_channel = if nixl {
             let host = variable("VLLM_NIXL_SIDE_CHANNEL_HOST")?.clone();
-            Some((host, variable("VLLM_NIXL_SIDE_CHANNEL_PORT")?.parse()?))
+            let port = variable(SIDE_CHANNEL_PORT)?;
+            let port = port
+                .parse()
+                .with_context(|| format!("{SIDE_CHANNEL_PORT} {port}"))?;
+            Some((host, port))
         } else {
             None
         };

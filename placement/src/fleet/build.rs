@@ -6,8 +6,8 @@ use std::sync::Arc;
 use baton_protocol::card::Role;
 use baton_protocol::ids::{Incarnation, WorkerId};
 
-use super::links::{Links, domain_key};
-use super::{BreakerState, Fleet, OwnDispatches, WorkerState, Workers};
+use super::links::{Links, Topology, domain_key};
+use super::{BreakerState, Fleet, OwnDispatches, ReportedLoad, WorkerLoad, WorkerState, Workers};
 use crate::coefficients::CoefficientSet;
 use crate::cost::ChunkRule;
 use crate::policy::Assurance;
@@ -53,21 +53,6 @@ pub struct WorkerEntry {
     pub max_sequences: u32,
 }
 
-/// The last load report.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ReportedLoad {
-    /// When it came, in milliseconds on the clock of `now`.
-    pub at: f64,
-    pub queued_tokens: u64,
-    pub queued_sequences: u32,
-    pub running_sequences: u32,
-    pub context_tokens: u64,
-    /// What was left of the running step, in milliseconds.
-    pub step_remaining: f64,
-    /// Free or evictable.
-    pub free_blocks: u32,
-}
-
 /// A snapshot that would not hold together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
@@ -85,6 +70,8 @@ pub enum FleetError {
     Unsound { name: String },
     #[error("worker {worker}: block size is 0: read it from the card")]
     NoBlockSize { worker: WorkerId },
+    #[error("there are {workers} workers and {loads} loads: give one for each")]
+    Loads { workers: usize, loads: usize },
 }
 
 /// Collects a snapshot.
@@ -96,10 +83,14 @@ pub struct FleetBuilder {
     coefficients: Arc<CoefficientSet>,
     coefficients_digest: String,
     entries: Vec<WorkerEntry>,
-    links: Links,
-    domains: HashMap<String, u32>,
+    topology: Topology,
     pairs: Vec<(String, String)>,
+    breakers: Vec<(Ends, String, BreakerState)>,
+    promises: Vec<(Ends, u64)>,
 }
+
+/// Keys of two domains.
+type Ends = (String, String);
 
 impl FleetBuilder {
     /// `levels` are names, nearest first. `digest` is that of `coefficients`: made once per set, not once per snapshot.
@@ -116,9 +107,10 @@ impl FleetBuilder {
             coefficients,
             coefficients_digest: digest.to_owned(),
             entries: Vec::new(),
-            links: Links::of(levels),
-            domains: HashMap::new(),
+            topology: Topology::of(levels),
             pairs: Vec::new(),
+            breakers: Vec::new(),
+            promises: Vec::new(),
         }
     }
 
@@ -147,22 +139,24 @@ impl FleetBuilder {
         transport: &str,
         link: u32,
     ) -> &mut Self {
+        let topology = &mut self.topology;
         let key = (
-            self.domain(source),
-            self.domain(target),
-            self.transport(transport),
+            topology.add(source),
+            topology.add(target),
+            topology.transport(transport),
         );
-        self.links.exact.insert(key, link);
+        topology.exact.insert(key, link);
         self
     }
 
     /// Coefficients for every pair of domains that shares this level (`levels.len()`: none) and has none of its own.
     pub fn level_link(&mut self, level: usize, transport: &str, link: u32) -> &mut Self {
-        let transport = self.transport(transport);
-        self.links.by_level.insert((level, transport), link);
+        let transport = self.topology.transport(transport);
+        self.topology.by_level.insert((level, transport), link);
         self
     }
 
+    /// As [`Renewal::breaker`](super::Renewal::breaker).
     pub fn breaker(
         &mut self,
         source: &[Option<String>],
@@ -170,86 +164,92 @@ impl FleetBuilder {
         transport: &str,
         state: BreakerState,
     ) -> &mut Self {
-        let key = (
-            self.domain(source),
-            self.domain(target),
-            self.transport(transport),
-        );
-        self.links.breakers.insert(key, state);
+        let ends = (domain_key(source), domain_key(target));
+        self.breakers.push((ends, transport.to_owned(), state));
         self
     }
 
-    /// Bytes that a run under way will still move. Adds up.
+    /// As [`Renewal::promise`](super::Renewal::promise).
     pub fn promise(
         &mut self,
         source: &[Option<String>],
         target: &[Option<String>],
         bytes: u64,
     ) -> &mut Self {
-        let (source, target) = (self.domain(source), self.domain(target));
-        for promised in [
-            self.links.promised_out.entry(source).or_default(),
-            self.links.promised_in.entry(target).or_default(),
-        ] {
-            *promised = promised.saturating_add(bytes);
-        }
+        let ends = (domain_key(source), domain_key(target));
+        self.promises.push((ends, bytes));
         self
     }
 
     /// The snapshot. Fails where a worker or link names coefficients that are not in the set.
     pub fn build(mut self) -> Result<Fleet, FleetError> {
+        self.check()?;
+        let mut loads = Vec::with_capacity(self.entries.len());
+        let workers = self.workers(&mut loads)?;
+        self.topology.judge(&self.coefficients);
+        let standing = Fleet {
+            version: self.version,
+            routers: self.routers,
+            levels: self.levels.into(),
+            coefficients: self.coefficients,
+            coefficients_digest: self.coefficients_digest.into(),
+            workers: Arc::new(workers),
+            loads: Vec::new(),
+            links: Links::new(Arc::new(self.topology)),
+        };
+        let mut first = standing.renewal(self.version);
+        for load in loads {
+            first.worker(load);
+        }
+        for ((source, target), transport, state) in &self.breakers {
+            first.breaker(source, target, transport, *state);
+        }
+        for ((source, target), bytes) in &self.promises {
+            first.promise(source, target, *bytes);
+        }
+        first.build()
+    }
+
+    /// Whether the set has all that links name, and nothing that is no cost.
+    fn check(&self) -> Result<(), FleetError> {
         let known = self.coefficients.links.len();
-        let used = self
-            .links
-            .exact
-            .values()
-            .chain(self.links.by_level.values());
-        if let Some(&link) = used
-            .copied()
-            .collect::<Vec<_>>()
-            .iter()
-            .find(|&&link| link as usize >= known)
-        {
+        let topology = &self.topology;
+        let mut used = topology.exact.values().chain(topology.by_level.values());
+        if let Some(&link) = used.find(|&&link| link as usize >= known) {
             return Err(FleetError::UnknownLink { link });
         }
-        let unsound = |sound: bool, name: String| {
-            if sound {
-                Ok(())
-            } else {
-                Err(FleetError::Unsound { name })
-            }
-        };
+        let unsound = |name: String| Err(FleetError::Unsound { name });
         for class in &self.coefficients.workers {
-            unsound(
-                class.coefficients.is_sound(),
-                format!("class {}", class.name),
-            )?;
+            if !class.coefficients.is_sound() {
+                return unsound(format!("class {}", class.name));
+            }
         }
         for link in &self.coefficients.links {
-            let name = &link.name;
-            let name = format!(
-                "link {} → {} ({})",
-                name.source, name.target, name.transport
-            );
-            unsound(link.coefficients.is_sound(), name)?;
+            if !link.coefficients.is_sound() {
+                let name = &link.name;
+                return unsound(format!(
+                    "link {} → {} ({})",
+                    name.source, name.target, name.transport
+                ));
+            }
         }
-        let exact = self.links.exact.values();
-        self.links.least_exact = exact
-            .map(|&link| &self.coefficients.links[link as usize].coefficients)
-            .map(|link| link.alpha + link.synchronization)
-            .fold(f64::INFINITY, f64::min);
-        let classes: HashMap<String, u32> = self
-            .coefficients
+        Ok(())
+    }
+
+    /// The entries as columns; what they do goes to `loads`.
+    fn workers(&mut self, loads: &mut Vec<WorkerLoad>) -> Result<Workers, FleetError> {
+        let set = Arc::clone(&self.coefficients);
+        let classes: HashMap<&str, u32> = set
             .workers
             .iter()
-            .enumerate()
-            .map(|(position, class)| (class.name.clone(), position as u32))
+            .zip(0..)
+            .map(|(class, position)| (class.name.as_str(), position))
             .collect();
         let mut workers = Workers::default();
         let mut pools = Vec::new();
         let mut compatibility = Vec::new();
         for entry in std::mem::take(&mut self.entries) {
-            let Some(&class) = classes.get(&entry.class) else {
+            let Some(&class) = classes.get(entry.class.as_str()) else {
                 return Err(FleetError::UnknownClass {
                     worker: entry.id,
                     class: entry.class,
@@ -258,8 +258,9 @@ impl FleetBuilder {
             if entry.block_size == 0 {
                 return Err(FleetError::NoBlockSize { worker: entry.id });
             }
+            loads.push(entry.load());
             workers.class.push(class);
-            workers.domain.push(self.domain(&entry.domain));
+            workers.domain.push(self.topology.add(&entry.domain));
             workers
                 .transports
                 .push(self.transport_set(&entry.transports));
@@ -272,7 +273,6 @@ impl FleetBuilder {
             workers.id.push(entry.id);
             workers.incarnation.push(entry.incarnation);
             workers.slot.push(entry.slot);
-            workers.state.push(entry.state);
             workers.can_prefill.push(entry.can_prefill);
             workers.can_decode.push(entry.can_decode);
             workers.hands_over.push(entry.hands_over);
@@ -280,16 +280,6 @@ impl FleetBuilder {
             workers.kv_identity.push(entry.kv_identity);
             workers.adapters.push(entry.adapters);
             workers.chunks.push(entry.chunks);
-            workers.queued_tokens.push(entry.load.queued_tokens);
-            workers.queued_sequences.push(entry.load.queued_sequences);
-            workers.running_sequences.push(entry.load.running_sequences);
-            workers.context_tokens.push(entry.load.context_tokens);
-            workers.own.push(entry.own);
-            workers.step_remaining.push(entry.load.step_remaining);
-            workers.reported_at.push(entry.load.at);
-            workers.indexed_at.push(entry.indexed_at);
-            workers.total_blocks.push(entry.total_blocks);
-            workers.free_blocks.push(entry.load.free_blocks);
             workers.block_size.push(entry.block_size);
             workers.bytes_per_token.push(entry.bytes_per_token);
             workers.max_sequences.push(match entry.max_sequences {
@@ -297,49 +287,34 @@ impl FleetBuilder {
                 limit => limit,
             });
         }
-        let mut compatible = vec![vec![false; compatibility.len()]; compatibility.len()];
+        workers.compatible = vec![vec![false; compatibility.len()]; compatibility.len()];
         for (prefill, decode) in &self.pairs {
             let row = compatibility.iter().position(|class| class == prefill);
             let column = compatibility.iter().position(|class| class == decode);
             if let (Some(row), Some(column)) = (row, column) {
-                compatible[row][column] = true;
+                workers.compatible[row][column] = true;
             }
         }
-        self.links.uniform = self.links.find_uniform();
-        let (pools, pool_roles) = pools.into_iter().unzip();
-        Ok(Fleet {
-            version: self.version,
-            routers: self.routers,
-            levels: self.levels,
-            coefficients: self.coefficients,
-            coefficients_digest: self.coefficients_digest,
-            workers,
-            pools,
-            pool_roles,
-            links: self.links,
-            compatible,
-        })
-    }
-
-    fn domain(&mut self, path: &[Option<String>]) -> u32 {
-        let key = domain_key(path);
-        if let Some(&known) = self.domains.get(&key) {
-            return known;
-        }
-        let next = self.domains.len() as u32;
-        let numbers = self.links.number(path);
-        self.links.paths.push(numbers);
-        self.domains.insert(key, next);
-        next
-    }
-
-    fn transport(&mut self, name: &str) -> u32 {
-        self.links.transport(name)
+        (workers.pools, workers.pool_roles) = pools.into_iter().unzip();
+        Ok(workers)
     }
 
     fn transport_set(&mut self, names: &[String]) -> u32 {
-        let set: Vec<u32> = names.iter().map(|name| self.transport(name)).collect();
-        intern(&mut self.links.transport_sets, set)
+        let topology = &mut self.topology;
+        let set = names.iter().map(|name| topology.transport(name)).collect();
+        intern(&mut topology.transport_sets, set)
+    }
+}
+
+impl WorkerEntry {
+    fn load(&self) -> WorkerLoad {
+        WorkerLoad {
+            state: self.state,
+            reported: self.load,
+            own: self.own,
+            indexed_at: self.indexed_at,
+            total_blocks: self.total_blocks,
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! What lies between two domains: the nearest level they share, transports, coefficients, breakers, promised bytes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::BreakerState;
+use crate::coefficients::CoefficientSet;
 
 /// One name for a domain path, nearest level first; unknown levels are empty.
 pub fn domain_key(path: &[Option<String>]) -> String {
@@ -16,13 +18,27 @@ pub fn domain_key(path: &[Option<String>]) -> String {
     key
 }
 
-/// Interned domains and transports, and what is known between them.
+/// What lies between the domains of the workers, and what goes on there now.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Links {
+    topology: Arc<Topology>,
+    breakers: HashMap<(u32, u32, u32), BreakerState>,
+    /// Bytes that runs under way will still send out of, or into, a domain.
+    promised_out: HashMap<u32, u64>,
+    promised_in: HashMap<u32, u64>,
+    /// Some breaker is open.
+    shut: bool,
+}
+
+/// Interned domains and transports, and what is known between them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Topology {
+    /// Positions in `paths`, by key.
+    domains: HashMap<String, u32>,
     /// Per domain, the value at each level by number (0: unknown), nearest first.
-    pub(super) paths: Vec<Vec<u32>>,
+    paths: Vec<Vec<u32>>,
     /// Values by number, from 1 on, each with its level: comparing numbers is what makes large fleets cheap.
-    pub(super) values: HashMap<(usize, String), u32>,
+    values: HashMap<(usize, String), u32>,
     transports: Vec<Transport>,
     /// Sets of transports that workers offer, in the worker's order.
     pub(super) transport_sets: Vec<Vec<u32>>,
@@ -30,17 +46,13 @@ pub(crate) struct Links {
     pub(super) exact: HashMap<(u32, u32, u32), u32>,
     /// The same by (level, transport), where nothing is known of the pair of domains.
     pub(super) by_level: HashMap<(usize, u32), u32>,
-    pub(super) breakers: HashMap<(u32, u32, u32), BreakerState>,
-    /// Bytes that runs under way will still send out of, or into, a domain.
-    pub(super) promised_out: HashMap<u32, u64>,
-    pub(super) promised_in: HashMap<u32, u64>,
-    pub(super) levels: usize,
+    levels: usize,
     /// Least `alpha + synchronization` of those in `exact`.
-    pub(super) least_exact: f64,
-    /// Found once, when the fleet is built.
-    pub(super) uniform: bool,
+    least_exact: f64,
+    /// Domains nest, and no pair has a transport that its level does not have.
+    regular: bool,
     /// The level called [`HOST_LEVEL`].
-    pub(super) host_level: Option<usize>,
+    host_level: Option<usize>,
 }
 
 /// What is asked of a transport in every decision, found once.
@@ -75,7 +87,7 @@ pub(crate) enum NoRoute {
     BreakerOpen,
 }
 
-impl Links {
+impl Topology {
     pub(super) fn of(levels: &[String]) -> Self {
         Self {
             levels: levels.len(),
@@ -84,30 +96,66 @@ impl Links {
         }
     }
 
-    /// Whether a transport gets from one domain to the other at all. Where no host is known it is taken for another one.
-    fn reaches(&self, transport: u32, source: u32, target: u32) -> bool {
-        !self.transports[transport as usize].within_host
-            || self.host_level.is_some_and(|level| {
-                let value = |domain: u32| self.paths[domain as usize].get(level).copied();
-                value(source).is_some_and(|host| host != 0) && value(source) == value(target)
-            })
+    /// The position of a domain, added if it is new.
+    pub(super) fn add(&mut self, path: &[Option<String>]) -> u32 {
+        let key = domain_key(path);
+        if let Some(&known) = self.domains.get(&key) {
+            return known;
+        }
+        let next = self.paths.len() as u32;
+        let numbers = self.number(path);
+        self.paths.push(numbers);
+        self.domains.insert(key, next);
+        next
     }
 
-    /// Whether the way between two domains follows from their nearest common level, but for coefficients and promised bytes of
-    /// their own: domains nest, no breaker is open, and no pair has a transport that its level does not have.
-    pub(crate) fn is_uniform(&self) -> bool {
-        self.uniform
+    /// A domain path with its values as numbers.
+    fn number(&mut self, path: &[Option<String>]) -> Vec<u32> {
+        let mut numbers = Vec::with_capacity(path.len());
+        for (level, value) in path.iter().enumerate() {
+            let next = self.values.len() as u32 + 1;
+            numbers.push(match value {
+                Some(value) => *self.values.entry((level, value.clone())).or_insert(next),
+                None => 0,
+            });
+        }
+        numbers
     }
 
-    /// Whether [`Self::is_uniform`], from everything else.
-    pub(super) fn find_uniform(&self) -> bool {
-        let open = |state: &BreakerState| *state == BreakerState::Open;
-        let complete = || {
-            (0..self.transports.len() as u32).all(|transport| {
-                (0..=self.levels).all(|level| self.by_level.contains_key(&(level, transport)))
-            })
-        };
-        self.nest() && !self.breakers.values().any(open) && (self.exact.is_empty() || complete())
+    /// The number of a transport, which it gets if it has none.
+    pub(super) fn transport(&mut self, name: &str) -> u32 {
+        self.known_transport(name).unwrap_or_else(|| {
+            self.transports.push(Transport {
+                name: name.to_owned(),
+                within_host: WITHIN_HOST.contains(&name),
+            });
+            self.transports.len() as u32 - 1
+        })
+    }
+
+    /// Linear: there are few.
+    fn known_transport(&self, name: &str) -> Option<u32> {
+        let mut transports = self.transports.iter();
+        transports
+            .position(|known| known.name == name)
+            .map(|position| position as u32)
+    }
+
+    /// Finds what follows from everything that was added. `exact` names links of `coefficients`.
+    pub(super) fn judge(&mut self, coefficients: &CoefficientSet) {
+        let exact = self.exact.values();
+        self.least_exact = exact
+            .map(|&link| &coefficients.links[link as usize].coefficients)
+            .map(|link| link.alpha + link.synchronization)
+            .fold(f64::INFINITY, f64::min);
+        self.regular = self.nest() && (self.exact.is_empty() || self.is_complete());
+    }
+
+    /// Every level has every transport.
+    fn is_complete(&self) -> bool {
+        (0..self.transports.len() as u32).all(|transport| {
+            (0..=self.levels).all(|level| self.by_level.contains_key(&(level, transport)))
+        })
     }
 
     /// Every level of every domain is known, and each value lies in one value of the next level.
@@ -127,27 +175,16 @@ impl Links {
         })
     }
 
-    /// The values of a domain at each level, by number, nearest first.
-    pub(crate) fn path(&self, domain: u32) -> &[u32] {
-        &self.paths[domain as usize]
+    /// Whether a transport gets from one domain to the other at all. Where no host is known it is taken for another one.
+    fn reaches(&self, transport: u32, source: u32, target: u32) -> bool {
+        !self.transports[transport as usize].within_host
+            || self.host_level.is_some_and(|level| {
+                let value = |domain: u32| self.paths[domain as usize].get(level).copied();
+                value(source).is_some_and(|host| host != 0) && value(source) == value(target)
+            })
     }
 
-    /// The largest number of a value.
-    pub(crate) fn values(&self) -> usize {
-        self.values.len()
-    }
-
-    /// Whether some pair of domains has coefficients or promised bytes of its own.
-    pub(crate) fn differ_by_pair(&self) -> bool {
-        !(self.exact.is_empty() && self.promised_out.is_empty() && self.promised_in.is_empty())
-    }
-
-    /// The least that a transfer of nothing takes over a link with coefficients of its own, milliseconds.
-    pub(crate) fn least_exact(&self) -> f64 {
-        self.least_exact
-    }
-
-    pub(super) fn level(&self, first: u32, second: u32) -> usize {
+    fn level(&self, first: u32, second: u32) -> usize {
         let first = &self.paths[first as usize];
         let second = &self.paths[second as usize];
         (0..self.levels)
@@ -158,14 +195,103 @@ impl Links {
             .unwrap_or(self.levels)
     }
 
+    /// Position of the coefficients: those of the two domains, else those of their level.
+    fn link(&self, key: (u32, u32, u32), level: usize) -> Option<u32> {
+        let exact = if self.exact.is_empty() {
+            None
+        } else {
+            self.exact.get(&key)
+        };
+        let of_level = || self.by_level.get(&(level, key.2));
+        exact.or_else(of_level).copied()
+    }
+}
+
+impl Links {
+    /// Where nothing is shut and nothing promised.
+    pub(super) fn new(topology: Arc<Topology>) -> Self {
+        Self {
+            topology,
+            ..Self::default()
+        }
+    }
+
+    /// The same place, where nothing is known yet of what goes on there.
+    pub(super) fn renewed(&self) -> Self {
+        Self::new(Arc::clone(&self.topology))
+    }
+
+    pub(super) fn breaker(
+        &mut self,
+        source: &str,
+        target: &str,
+        transport: &str,
+        state: BreakerState,
+    ) {
+        let topology = &self.topology;
+        let domain = |key| topology.domains.get(key).copied();
+        if let (Some(source), Some(target), Some(transport)) = (
+            domain(source),
+            domain(target),
+            topology.known_transport(transport),
+        ) {
+            self.breakers.insert((source, target, transport), state);
+            self.shut |= state == BreakerState::Open;
+        }
+    }
+
+    pub(super) fn promise(&mut self, source: &str, target: &str, bytes: u64) {
+        let domain = |key| self.topology.domains.get(key).copied();
+        if let (Some(source), Some(target)) = (domain(source), domain(target)) {
+            for promised in [
+                self.promised_out.entry(source).or_default(),
+                self.promised_in.entry(target).or_default(),
+            ] {
+                *promised = promised.saturating_add(bytes);
+            }
+        }
+    }
+
+    /// Whether the way between two domains follows from their nearest common level, but for coefficients and promised bytes of
+    /// their own: domains nest, no breaker is open, and no pair has a transport that its level does not have.
+    pub(crate) fn is_uniform(&self) -> bool {
+        self.topology.regular && !self.shut
+    }
+
+    /// The values of a domain at each level, by number, nearest first.
+    pub(crate) fn path(&self, domain: u32) -> &[u32] {
+        &self.topology.paths[domain as usize]
+    }
+
+    /// The largest number of a value.
+    pub(crate) fn values(&self) -> usize {
+        self.topology.values.len()
+    }
+
+    /// Whether some pair of domains has coefficients or promised bytes of its own.
+    pub(crate) fn differ_by_pair(&self) -> bool {
+        !(self.topology.exact.is_empty()
+            && self.promised_out.is_empty()
+            && self.promised_in.is_empty())
+    }
+
+    /// The least that a transfer of nothing takes over a link with coefficients of its own, milliseconds.
+    pub(crate) fn least_exact(&self) -> f64 {
+        self.topology.least_exact
+    }
+
+    pub(super) fn level(&self, first: u32, second: u32) -> usize {
+        self.topology.level(first, second)
+    }
+
     /// Positions of the transports in a policy's order of preference; names that no worker has are skipped.
     pub(crate) fn preference(&self, names: &[String]) -> Vec<u32> {
+        let topology = &self.topology;
         let mut order: Vec<u32> = names
             .iter()
-            .filter_map(|name| self.transports.iter().position(|known| known.name == *name))
-            .map(|position| position as u32)
+            .filter_map(|name| topology.known_transport(name))
             .collect();
-        for position in 0..self.transports.len() as u32 {
+        for position in 0..topology.transports.len() as u32 {
             if !order.contains(&position) {
                 order.push(position);
             }
@@ -173,21 +299,8 @@ impl Links {
         order
     }
 
-    /// The number of a transport, which it gets if it has none. Linear: there are few.
-    pub(super) fn transport(&mut self, name: &str) -> u32 {
-        let known = self.transports.iter().position(|known| known.name == name);
-        let number = known.unwrap_or_else(|| {
-            self.transports.push(Transport {
-                name: name.to_owned(),
-                within_host: WITHIN_HOST.contains(&name),
-            });
-            self.transports.len() - 1
-        });
-        number as u32
-    }
-
     pub(crate) fn transport_name(&self, transport: u32) -> &str {
-        &self.transports[transport as usize].name
+        &self.topology.transports[transport as usize].name
     }
 
     /// The first transport of `preference` that both sides offer, whose breaker lets it pass and that has coefficients.
@@ -197,19 +310,20 @@ impl Links {
         (target, target_set): (u32, u32),
         preference: &[u32],
     ) -> Result<Route, NoRoute> {
-        let offered = &self.transport_sets[source_set as usize];
-        let accepted = &self.transport_sets[target_set as usize];
-        let level = self.level(source, target);
+        let topology = &self.topology;
+        let offered = &topology.transport_sets[source_set as usize];
+        let accepted = &topology.transport_sets[target_set as usize];
+        let level = topology.level(source, target);
         let mut why = NoRoute::Missing;
         for &transport in preference {
             if !offered.contains(&transport)
                 || !accepted.contains(&transport)
-                || !self.reaches(transport, source, target)
+                || !topology.reaches(transport, source, target)
             {
                 continue;
             }
             let key = (source, target, transport);
-            let Some(link) = self.link(key, level) else {
+            let Some(link) = topology.link(key, level) else {
                 continue;
             };
             if !self.breakers.is_empty() && self.breakers.get(&key) == Some(&BreakerState::Open) {
@@ -236,11 +350,12 @@ impl Links {
         target_set: u32,
         preference: &[u32],
     ) -> Result<Route, NoRoute> {
-        let offered = &self.transport_sets[source_set as usize];
-        let accepted = &self.transport_sets[target_set as usize];
-        let one_host = self.host_level.is_some_and(|host| level <= host);
+        let topology = &self.topology;
+        let offered = &topology.transport_sets[source_set as usize];
+        let accepted = &topology.transport_sets[target_set as usize];
+        let one_host = topology.host_level.is_some_and(|host| level <= host);
         let within_reach =
-            |transport: u32| one_host || !self.transports[transport as usize].within_host;
+            |transport: u32| one_host || !topology.transports[transport as usize].within_host;
         preference
             .iter()
             .copied()
@@ -249,23 +364,12 @@ impl Links {
             .find_map(|transport| {
                 Some(Route {
                     level,
-                    link: *self.by_level.get(&(level, transport))?,
+                    link: *topology.by_level.get(&(level, transport))?,
                     transport,
                     promised_bytes: 0,
                 })
             })
             .ok_or(NoRoute::Missing)
-    }
-
-    /// Position of the coefficients: those of the two domains, else those of their level.
-    fn link(&self, key: (u32, u32, u32), level: usize) -> Option<u32> {
-        let exact = if self.exact.is_empty() {
-            None
-        } else {
-            self.exact.get(&key)
-        };
-        let of_level = || self.by_level.get(&(level, key.2));
-        exact.or_else(of_level).copied()
     }
 
     fn promised(bytes: &HashMap<u32, u64>, domain: u32) -> u64 {
@@ -275,22 +379,9 @@ impl Links {
         bytes.get(&domain).copied().unwrap_or(0)
     }
 
-    /// A domain path with its values as numbers.
-    pub(super) fn number(&mut self, path: &[Option<String>]) -> Vec<u32> {
-        let mut numbers = Vec::with_capacity(path.len());
-        for (level, value) in path.iter().enumerate() {
-            let next = self.values.len() as u32 + 1;
-            numbers.push(match value {
-                Some(value) => *self.values.entry((level, value.clone())).or_insert(next),
-                None => 0,
-            });
-        }
-        numbers
-    }
-
     pub(super) fn worst_breaker(&self, source: u32, target: u32) -> BreakerState {
         let mut worst = BreakerState::Closed;
-        for transport in 0..self.transports.len() as u32 {
+        for transport in 0..self.topology.transports.len() as u32 {
             match self.breakers.get(&(source, target, transport)) {
                 Some(BreakerState::Open) => return BreakerState::Open,
                 Some(BreakerState::HalfOpen) => worst = BreakerState::HalfOpen,
@@ -308,7 +399,7 @@ mod tests {
     /// Two hosts of one clique and a domain of which nothing is known, joined by shared memory and TCP.
     fn links(levels: &[&str]) -> Links {
         let levels: Vec<String> = levels.iter().map(|level| (*level).to_owned()).collect();
-        let mut links = Links::of(&levels);
+        let mut topology = Topology::of(&levels);
         for host in ["h0", "h1", ""] {
             let path: Vec<_> = levels
                 .iter()
@@ -318,15 +409,14 @@ mod tests {
                     shared => Some(shared.to_owned()),
                 })
                 .collect();
-            let numbers = links.number(&path);
-            links.paths.push(numbers);
+            topology.add(&path);
         }
-        links.transport_sets = vec![vec![links.transport("Shm"), links.transport("Tcp")]];
+        topology.transport_sets = vec![vec![topology.transport("Shm"), topology.transport("Tcp")]];
         for level in 0..=levels.len() {
-            links.by_level.insert((level, 0), 0);
-            links.by_level.insert((level, 1), 1);
+            topology.by_level.insert((level, 0), 0);
+            topology.by_level.insert((level, 1), 1);
         }
-        links
+        Links::new(Arc::new(topology))
     }
 
     fn taken(links: &Links, source: u32, target: u32) -> &str {

@@ -6,7 +6,7 @@ use super::evaluate::{Computing, Decoding, Rules, computing, decoding};
 use super::inputs::{ComputeInputs, DecodeInputs};
 use super::request::{Facts, Request};
 use super::{Filter, Filtered, SAMPLE_FROM_ROUTERS};
-use crate::fleet::{Fleet, WorkerIndex, WorkerState};
+use crate::fleet::{Fleet, WorkerIndex, WorkerLoad, WorkerState};
 use crate::policy::{Assurance, CacheSource, Policy, Pooling};
 use crate::rng::{Purpose, Rng};
 
@@ -90,10 +90,9 @@ pub(super) fn gather(
         prefills: Vec::new(),
         decodes: Vec::new(),
     };
-    let roles: Vec<Role> = fleet
-        .pools
-        .iter()
-        .zip(&fleet.pool_roles)
+    let pools = fleet.workers.pools.iter();
+    let roles: Vec<Role> = pools
+        .zip(&fleet.workers.pool_roles)
         .map(|(pool, kind)| Role {
             prefill: *kind != Some(card::Role::Decode) && policy.prefill_pools.contains(pool),
             decode: *kind != Some(card::Role::Prefill) && policy.decode_pools.contains(pool),
@@ -172,7 +171,8 @@ impl Gatherer<'_> {
     /// Why a worker takes nothing at all now.
     fn refuses(&self, worker: WorkerIndex) -> Option<Filter> {
         let workers = &self.fleet.workers;
-        match workers.state[worker] {
+        let load = &self.fleet.loads[worker];
+        match load.state {
             WorkerState::Ready => {}
             WorkerState::Draining => return Some(Filter::Draining),
             WorkerState::Lost => return Some(Filter::Lost),
@@ -185,8 +185,8 @@ impl Gatherer<'_> {
         {
             return Some(Filter::Adapter);
         }
-        let own = &workers.own[worker];
-        let waiting = workers.queued_sequences[worker].saturating_add(own.queued_sequences);
+        let reported = load.reported.queued_sequences;
+        let waiting = reported.saturating_add(load.own.queued_sequences);
         (waiting >= self.policy.admission.max_queued_per_worker).then_some(Filter::QueueFull)
     }
 
@@ -195,7 +195,7 @@ impl Gatherer<'_> {
     fn sample(&self, eligible: &[(WorkerIndex, Role)], seed: u64) -> Vec<(WorkerIndex, Role)> {
         let mut rng = Rng::stream(seed, Purpose::SampleWorkers);
         let mut kept = Vec::new();
-        for pool in 0..self.fleet.pools.len() {
+        for pool in 0..self.fleet.workers.pools.len() {
             let mut members: Vec<(WorkerIndex, Role)> = eligible
                 .iter()
                 .copied()
@@ -221,7 +221,7 @@ impl Gatherer<'_> {
 
     fn add(&self, worker: WorkerIndex, role: Role, gathered: &mut Gathered) {
         let workers = &self.fleet.workers;
-        let age = finite(self.now - workers.indexed_at[worker]);
+        let age = finite(self.now - self.fleet.loads[worker].indexed_at);
         gathered.index_age = gathered.index_age.max(age);
         let (can_prefill, can_decode) = (workers.can_prefill[worker], workers.can_decode[worker]);
         let pooled = !role.decode;
@@ -271,7 +271,7 @@ impl Gatherer<'_> {
         let workers = &self.fleet.workers;
         let cache = &self.policy.cache;
         if cache.source == CacheSource::None
-            || self.now - workers.indexed_at[worker] > cache.stale_after_milliseconds
+            || self.now - self.fleet.loads[worker].indexed_at > cache.stale_after_milliseconds
         {
             return 0;
         }
@@ -283,8 +283,8 @@ impl Gatherer<'_> {
     }
 
     fn blocks_free(&self, worker: WorkerIndex) -> u32 {
-        let workers = &self.fleet.workers;
-        workers.free_blocks[worker].saturating_sub(workers.own[worker].blocks)
+        let load = &self.fleet.loads[worker];
+        load.reported.free_blocks.saturating_sub(load.own.blocks)
     }
 
     /// Blocks for the prompt and so many tokens more.
@@ -295,7 +295,7 @@ impl Gatherer<'_> {
 
     /// Whether its whole KV holds the prompt and so many tokens more.
     fn ever_holds(&self, worker: WorkerIndex, more: u32) -> bool {
-        self.blocks(worker, more) <= self.fleet.workers.total_blocks[worker]
+        self.blocks(worker, more) <= self.fleet.loads[worker].total_blocks
     }
 
     /// Why it cannot compute the prompt for another worker: it never can, or not now.
@@ -310,19 +310,19 @@ impl Gatherer<'_> {
 
     fn compute_side(&self, worker: WorkerIndex, pooled: bool) -> ComputeSide {
         let workers = &self.fleet.workers;
-        let own = &workers.own[worker];
+        let WorkerLoad { reported, own, .. } = &self.fleet.loads[worker];
         let inputs = ComputeInputs {
             class: workers.class[worker],
             chunks: workers.chunks[worker],
             cached_tokens: self.cached(worker),
-            queued_tokens: workers.queued_tokens[worker],
-            queued_sequences: workers.queued_sequences[worker],
+            queued_tokens: reported.queued_tokens,
+            queued_sequences: reported.queued_sequences,
             own_tokens: own.queued_tokens,
             own_sequences: own.queued_sequences,
-            running_sequences: workers.running_sequences[worker].saturating_add(own.sequences),
-            context_tokens: workers.context_tokens[worker].saturating_add(own.context_tokens),
-            step_remaining: finite(workers.step_remaining[worker]),
-            report_age: finite(self.now - workers.reported_at[worker]),
+            running_sequences: reported.running_sequences.saturating_add(own.sequences),
+            context_tokens: reported.context_tokens.saturating_add(own.context_tokens),
+            step_remaining: finite(reported.step_remaining),
+            report_age: finite(self.now - reported.at),
             pooled,
         };
         let class = &self.fleet.coefficients.workers[inputs.class as usize].coefficients;
@@ -335,7 +335,8 @@ impl Gatherer<'_> {
 
     fn decode_side(&self, worker: WorkerIndex) -> Result<DecodeSide, Filter> {
         let workers = &self.fleet.workers;
-        let own = &workers.own[worker];
+        let load = &self.fleet.loads[worker];
+        let WorkerLoad { reported, own, .. } = load;
         if !self.ever_holds(worker, 1) {
             return Err(Filter::KvCapacity);
         }
@@ -345,15 +346,15 @@ impl Gatherer<'_> {
         let inputs = DecodeInputs {
             class: workers.class[worker],
             cached_tokens,
-            running_sequences: workers.running_sequences[worker].saturating_add(own.sequences),
-            context_tokens: workers.context_tokens[worker].saturating_add(own.context_tokens),
-            waiting_sequences: workers.queued_sequences[worker],
-            waiting_tokens: workers.queued_tokens[worker],
+            running_sequences: reported.running_sequences.saturating_add(own.sequences),
+            context_tokens: reported.context_tokens.saturating_add(own.context_tokens),
+            waiting_sequences: reported.queued_sequences,
+            waiting_tokens: reported.queued_tokens,
             max_sequences: workers.max_sequences[worker],
             needed_blocks: whole.saturating_sub(cached_tokens / workers.block_size[worker]),
             free_blocks: self.blocks_free(worker),
-            used_blocks: workers.total_blocks[worker].saturating_sub(workers.free_blocks[worker]),
-            report_age: finite(self.now - workers.reported_at[worker]),
+            used_blocks: load.total_blocks.saturating_sub(reported.free_blocks),
+            report_age: finite(self.now - reported.at),
         };
         let class = &self.fleet.coefficients.workers[inputs.class as usize].coefficients;
         Ok(DecodeSide {

@@ -43,7 +43,7 @@ impl DecisionRecord {
             time: head.time,
             now: decision.now,
             random_seed: decision.seed,
-            coefficients: fleet.coefficients_digest.clone(),
+            coefficients: fleet.coefficients_digest.to_string(),
             policy: head.policy,
             fleet_version: fleet.version,
             index_age_milliseconds: decision.index_age,
@@ -51,7 +51,7 @@ impl DecisionRecord {
             kv_identity,
             mode: decision.mode.word().to_owned(),
             mode_asked: decision.asked.map(|mode| mode.word().to_owned()),
-            levels: fleet.levels.clone(),
+            levels: fleet.levels.to_vec(),
             pools: pools(decision, fleet),
             input: RecordedInput {
                 tokens: facts.tokens,
@@ -116,7 +116,7 @@ fn pools(decision: &Decision, fleet: &Fleet) -> BTreeMap<WorkerId, String> {
             Plan::Remote { prefill, .. } => Some(prefill),
         };
         for worker in prefill.into_iter().chain([candidate.plan.decode()]) {
-            let pool = &fleet.pools[fleet.workers.pool[worker] as usize];
+            let pool = &fleet.workers.pools[fleet.workers.pool[worker] as usize];
             pools.insert(fleet.workers.id[worker].clone(), pool.clone());
         }
     }

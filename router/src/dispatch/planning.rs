@@ -136,13 +136,13 @@ pub(super) fn is_final(reason: Reason) -> bool {
 
 /// Workers of the policy's pools that are up, and that are known.
 pub(super) fn workers_up(view: &View, handle: &PolicyHandle) -> (usize, usize) {
-    let states = &view.fleet.workers.state;
+    let loads = &view.fleet.loads;
     let mut counts = (0, 0);
     for (index, _) in Dispatcher::members(view, handle) {
         counts.1 += 1;
-        if states
+        if loads
             .get(index)
-            .is_some_and(|state| *state != WorkerState::Lost)
+            .is_some_and(|load| load.state != WorkerState::Lost)
         {
             counts.0 += 1;
         }

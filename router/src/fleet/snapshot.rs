@@ -1,4 +1,7 @@
 //! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
+//!
+//! In two steps, since a snapshot is made for nearly every request: the [`ground`], of which names are made only when a card, a place or a
+//! constant has changed, and what goes on there [`now`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use baton_placement::coefficients::{
 use baton_placement::cost::ChunkRule;
 use baton_placement::fleet::{
     BEYOND, BreakerState, Fleet, FleetBuilder, FleetError, OwnDispatches, ReportedLoad,
-    WorkerEntry, WorkerState, domain_key,
+    WorkerEntry, WorkerLoad, WorkerState, domain_key,
 };
 use baton_placement::policy::Assurance;
 use baton_protocol::card::{Card, ChunkPolicy, Dispatch, Role};
@@ -35,15 +38,24 @@ pub struct LinkFacts {
     pub transport: String,
     /// Fitted from transfers; `None` before the first, then the prior of the level serves.
     pub coefficients: Option<LinkCoefficients>,
-    pub breaker: BreakerState,
 }
 
 /// Bytes that a run under way will still move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {
-    pub source: DomainPath,
-    pub target: DomainPath,
-    pub bytes: u64,
+    source: String,
+    target: String,
+    bytes: u64,
+}
+
+impl Promise {
+    pub fn new(source: &DomainPath, target: &DomainPath, bytes: u64) -> Self {
+        Self {
+            source: domain_key(source),
+            target: domain_key(target),
+            bytes,
+        }
+    }
 }
 
 /// What the router learnt besides what workers say.
@@ -154,40 +166,33 @@ fn transports(workers: &[(&Tracked, &Card)]) -> Vec<String> {
     kinds
 }
 
-/// What a snapshot is made from.
+/// What all snapshots are made from until a card, a place or a constant changes.
 #[derive(Debug)]
-pub struct Parts<'a> {
-    pub version: u64,
-    pub routers: u32,
+pub struct Ground<'a> {
     pub levels: &'a [String],
-    /// Workers whose card is known, with what this router sent them and no report counts yet.
-    pub workers: &'a [(&'a Tracked, &'a Card, OwnDispatches)],
+    /// Workers whose card is known.
+    pub workers: &'a [(&'a Tracked, &'a Card)],
     pub pairs: &'a Pairs,
     pub coefficients: &'a Arc<CoefficientSet>,
     pub digest: &'a str,
-    pub learnt: &'a Learnt,
-    pub promises: &'a [Promise],
+    pub links: &'a [LinkFacts],
 }
 
-/// The snapshot at `now`.
-pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
-    let mut builder = FleetBuilder::new(
-        parts.version,
-        parts.levels,
-        parts.coefficients.clone(),
-        parts.digest,
-    );
-    builder.routers(parts.routers);
+/// A fleet of which nobody has reported anything. One that came since the set was made is not in it: it is placed on with the next set.
+///
+/// # Errors
+/// What is given does not hold together.
+pub fn ground(parts: &Ground<'_>) -> Result<Fleet, FleetError> {
     let set = parts.coefficients;
+    let mut builder = FleetBuilder::new(0, parts.levels, set.clone(), parts.digest);
     let known: HashSet<&str> = set
         .workers
         .iter()
         .map(|class| class.name.as_str())
         .collect();
-    for (tracked, card, own) in parts.workers {
-        // One that came since the set was made is placed on with the next set.
+    for (tracked, card) in parts.workers {
         if known.contains(tracked.id.as_str()) {
-            builder.worker(entry(tracked, card, *own, parts.levels, now));
+            builder.worker(entry(tracked, card, parts.levels));
         }
     }
     for (prefill, decode) in parts.pairs.compatible() {
@@ -199,40 +204,88 @@ pub fn build(parts: &Parts<'_>, now: Moment) -> Result<Fleet, FleetError> {
     // What was learnt of places where nobody is any more stays out, as do paths over other levels than today's: they would only
     // keep the search from taking its short way.
     let places = places(
-        parts.workers.iter().map(|(tracked, _, _)| *tracked),
+        parts.workers.iter().map(|(tracked, _)| *tracked),
         parts.levels,
     );
-    let is_there = |path: &DomainPath| places.contains(&domain_key(path));
-    for link in &parts.learnt.links {
+    for link in parts.links {
         let name = link_name(&link.source, &link.target, &link.transport);
-        if !(places.contains(&name.source) && places.contains(&name.target)) {
-            continue;
-        }
-        if let Some(position) = position(&name) {
+        if let Some(position) = position(&name)
+            && places.contains(&name.source)
+            && places.contains(&name.target)
+        {
             builder.link(&link.source, &link.target, &link.transport, position);
         }
-        if link.breaker != BreakerState::Closed {
-            builder.breaker(&link.source, &link.target, &link.transport, link.breaker);
-        }
     }
-    let cards: Vec<_> = parts
-        .workers
-        .iter()
-        .map(|(tracked, card, _)| (*tracked, *card))
-        .collect();
-    for transport in transports(&cards) {
+    for transport in transports(parts.workers) {
         for (level, name) in level_names(parts.levels).enumerate() {
             if let Some(position) = position(&prior_name(name, &transport)) {
                 builder.level_link(level, &transport, position);
             }
         }
     }
-    let promises = parts.promises.iter();
-    for promise in promises.filter(|promise| is_there(&promise.source) && is_there(&promise.target))
-    {
-        builder.promise(&promise.source, &promise.target, promise.bytes);
-    }
     builder.build()
+}
+
+/// What changes with every request.
+#[derive(Clone, Copy, Debug)]
+pub struct Now<'a, P> {
+    pub version: u64,
+    pub routers: u32,
+    /// Links whose breaker is not closed.
+    pub shut: &'a [(LinkName, BreakerState)],
+    pub promises: P,
+}
+
+/// The next snapshot on this ground. `loads` are those of its workers, in their order ([`load`]).
+///
+/// # Errors
+/// There is not one load for each worker.
+pub fn now<'a>(
+    ground: &Fleet,
+    loads: impl Iterator<Item = WorkerLoad>,
+    now: Now<'a, impl Iterator<Item = &'a Promise>>,
+) -> Result<Fleet, FleetError> {
+    let mut next = ground.renewal(now.version);
+    next.routers(now.routers);
+    for load in loads {
+        next.worker(load);
+    }
+    for (link, state) in now.shut {
+        next.breaker(&link.source, &link.target, &link.transport, *state);
+    }
+    for promise in now.promises {
+        next.promise(&promise.source, &promise.target, promise.bytes);
+    }
+    next.build()
+}
+
+/// What a worker does now. `own`: what this router sent it and no report counts yet.
+pub fn load(tracked: &Tracked, card: &Card, own: OwnDispatches, now: Moment) -> WorkerLoad {
+    let report = tracked.load.unwrap_or_default();
+    let blocks = report.blocks.unwrap_or(wire::BlockCounts {
+        total: card.capacity.blocks,
+        free: card.capacity.blocks,
+        ..wire::BlockCounts::default()
+    });
+    WorkerLoad {
+        // Before the first load report nothing is known of what it does.
+        state: match tracked.load {
+            Some(_) => tracked.state(now),
+            None => WorkerState::Lost,
+        },
+        reported: ReportedLoad {
+            at: tracked.load_at.milliseconds(),
+            queued_tokens: report.queued_tokens.min(MOST_TOKENS),
+            queued_sequences: report.queued_sequences.min(MOST_SEQUENCES),
+            running_sequences: report.running_sequences.min(MOST_SEQUENCES),
+            context_tokens: report.context_tokens.min(MOST_TOKENS),
+            step_remaining: report.step_remaining_milliseconds,
+            free_blocks: blocks.free.saturating_add(blocks.cached),
+        },
+        own,
+        indexed_at: tracked.indexed_at.milliseconds(),
+        total_blocks: blocks.total,
+    }
 }
 
 /// The domain paths of these workers, as keys.
@@ -253,34 +306,16 @@ pub fn assurance(card: &Card) -> Assurance {
     }
 }
 
-fn entry(
-    tracked: &Tracked,
-    card: &Card,
-    own: OwnDispatches,
-    levels: &[String],
-    now: Moment,
-) -> WorkerEntry {
-    let counts = tracked
-        .load
-        .as_ref()
-        .and_then(|load| load.blocks)
-        .unwrap_or(wire::BlockCounts {
-            total: card.capacity.blocks,
-            free: card.capacity.blocks,
-            ..wire::BlockCounts::default()
-        });
-    let load = tracked.load.unwrap_or_default();
+/// A worker, without anything that it does.
+fn entry(tracked: &Tracked, card: &Card, levels: &[String]) -> WorkerEntry {
+    let nothing = WorkerLoad::default();
     WorkerEntry {
         id: tracked.id.clone(),
         incarnation: card.incarnation,
         slot: tracked.slot,
         pool: card.pool.clone(),
         pool_role: Some(card.pool_role),
-        // Before the first load report nothing is known of what it does.
-        state: match tracked.load {
-            Some(_) => tracked.state(now),
-            None => WorkerState::Lost,
-        },
+        state: nothing.state,
         can_prefill: card.can(Role::Prefill),
         can_decode: card.can(Role::Decode),
         hands_over: assurance(card),
@@ -309,18 +344,10 @@ fn entry(
             .iter()
             .map(|offer| offer.kind.clone())
             .collect(),
-        load: ReportedLoad {
-            at: tracked.load_at.milliseconds(),
-            queued_tokens: load.queued_tokens.min(MOST_TOKENS),
-            queued_sequences: load.queued_sequences.min(MOST_SEQUENCES),
-            running_sequences: load.running_sequences.min(MOST_SEQUENCES),
-            context_tokens: load.context_tokens.min(MOST_TOKENS),
-            step_remaining: load.step_remaining_milliseconds,
-            free_blocks: counts.free.saturating_add(counts.cached),
-        },
-        own,
-        indexed_at: tracked.indexed_at.milliseconds(),
-        total_blocks: counts.total,
+        load: nothing.reported,
+        own: nothing.own,
+        indexed_at: nothing.indexed_at,
+        total_blocks: nothing.total_blocks,
         block_size: card.capacity.block_size,
         bytes_per_token: card.layout.bytes_per_token.known().copied().unwrap_or(0),
         max_sequences: card.capacity.max_sequences,
@@ -328,4 +355,4 @@ fn entry(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -108,7 +108,7 @@ pub struct Tracked {
     listed_domains: Vec<Domain>,
     /// Whoever lists it will end it.
     leaving: bool,
-    topology: Vec<Domain>,
+    topology: Arc<[Domain]>,
     connected: bool,
     heard: Moment,
     incarnation: Option<Incarnation>,
@@ -137,7 +137,7 @@ impl Tracked {
             trouble: None,
             listed_domains: Vec::new(),
             leaving: false,
-            topology: Vec::new(),
+            topology: Arc::default(),
             connected: false,
             heard: Moment::default(),
             incarnation: None,
@@ -176,13 +176,13 @@ impl Tracked {
 
     fn locate(&mut self) {
         self.topology = match &self.card {
-            Some(card) => topology::of(card, &self.listed_domains),
-            None => self.listed_domains.clone(),
+            Some(card) => topology::of(card, &self.listed_domains).into(),
+            None => self.listed_domains.as_slice().into(),
         };
     }
 
-    /// Its domain at each level, nearest first.
-    pub fn topology(&self) -> &[Domain] {
+    /// Its domain at each level, nearest first. Another allocation after each change.
+    pub fn topology(&self) -> &Arc<[Domain]> {
         &self.topology
     }
 

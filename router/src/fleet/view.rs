@@ -5,19 +5,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_placement::coefficients::CoefficientSet;
-use baton_placement::fleet::{BreakerState, Fleet, OwnDispatches};
+use baton_placement::fleet::{Fleet, FleetBuilder, FleetError};
 use baton_protocol::card::Card;
 use baton_protocol::ids::WorkerId;
 use baton_protocol::wire::worker_client::WorkerClient;
 use tonic::transport::Channel;
 
 use super::pairs::Pairs;
-use super::snapshot::{self, Parts, Promise};
+use super::snapshot::{self, Now};
+use super::standing::{Material, Standing, carded};
 use super::state::Tracked;
 use super::topology::{self, DomainPath};
 use super::{Inner, Workers};
 use crate::clock::Moment;
-use crate::learning::{link_prior, worker_prior};
+use crate::learning::{Learning, LinkStates, link_prior, worker_prior};
 
 /// A new coefficient set at most so often: each one that a decision used is a file.
 const NEW_COEFFICIENTS_EVERY: Duration = Duration::from_secs(1);
@@ -52,7 +53,7 @@ impl Member {
 pub struct View {
     pub fleet: Arc<Fleet>,
     /// By the position that placement names.
-    pub members: Vec<Member>,
+    pub members: Arc<[Member]>,
     pub pairs: Arc<Pairs>,
     /// How many changes it shows.
     changes: u64,
@@ -63,8 +64,8 @@ impl View {
     /// Before any worker is known.
     pub(super) fn empty(inner: &Inner) -> Self {
         Self {
-            fleet: Arc::new(empty_fleet(inner)),
-            members: Vec::new(),
+            fleet: Arc::new(empty_fleet(inner.version)),
+            members: Arc::default(),
             pairs: inner.pairs.clone(),
             changes: 0,
             expires: None,
@@ -99,82 +100,25 @@ impl Workers {
             return current.clone();
         }
         inner.version += 1;
-        let known: Vec<(&Tracked, &Arc<Card>)> = inner
-            .tracked
-            .values()
-            .filter_map(|tracked| Some((tracked, tracked.card.as_ref()?)))
-            .collect();
-        let cards: Vec<(&Tracked, &Card)> = known
-            .iter()
-            .map(|(tracked, card)| (*tracked, card.as_ref()))
-            .collect();
-        let levels = topology::levels(cards.iter().map(|(tracked, _)| tracked.topology()));
-        let due = now >= inner.coefficients_made.plus(NEW_COEFFICIENTS_EVERY);
-        if due {
-            let known = cards.iter().map(|(tracked, _)| *tracked);
-            self.learning
-                .workers_at(&snapshot::places(known, &levels), now);
-        }
         // Under the lock too, so that an older reading never replaces a newer one.
-        let learnt = self.learning.learnt(now);
-        let links = learnt
-            .links
-            .iter()
-            .filter(|link| link.coefficients.is_some());
-        let names = (cards.len(), links.count());
-        let renamed = std::mem::take(&mut inner.renamed) || names != inner.named;
-        if renamed || due {
-            let set = snapshot::coefficients(&cards, &levels, &learnt, worker_prior(), link_prior);
-            if set != *inner.coefficients {
-                inner.digest = set.digest();
-                inner.coefficients = Arc::new(set);
-            }
-            inner.coefficients_made = now;
-            inner.named = names;
-        }
-        let workers: Vec<(&Tracked, &Card, OwnDispatches)> = cards
-            .iter()
-            .map(|(tracked, card)| (*tracked, *card, inner.own.sum(&tracked.id)))
-            .collect();
-        let promises: Vec<Promise> = inner.promises.values().cloned().collect();
-        let parts = Parts {
-            version: inner.version,
-            routers: self.routers.load(Ordering::Relaxed),
-            levels: &levels,
-            workers: &workers,
-            pairs: &inner.pairs,
-            coefficients: &inner.coefficients,
-            digest: &inner.digest,
-            learnt: &learnt,
-            promises: &promises,
-        };
-        let fleet = snapshot::build(&parts, now).unwrap_or_else(|error| {
+        let links = inner.renew_coefficients(&self.learning, now);
+        let picture = inner.standing(&self.learning).and_then(|standing| {
+            let moment = Now {
+                version: inner.version,
+                routers: self.routers.load(Ordering::Relaxed),
+                shut: &links.shut,
+                promises: inner.promises.values(),
+            };
+            let fleet = standing.now(&inner.tracked, &inner.own, moment, now)?;
+            Ok((fleet, Arc::clone(&standing.members)))
+        });
+        let (fleet, members) = picture.unwrap_or_else(|error| {
             // Cannot happen: every class and link named is in the set. An empty fleet refuses, it never misleads.
             tracing::error!(%error, "the fleet snapshot does not hold together");
-            empty_fleet(inner)
+            (empty_fleet(inner.version), Arc::default())
         });
-        let members = fleet
-            .workers
-            .id
-            .iter()
-            .filter_map(|id| {
-                let tracked = inner.tracked.get(id)?;
-                let card = tracked.card.clone()?;
-                Some(Member {
-                    id: id.clone(),
-                    client: inner.clients.get(id)?.clone(),
-                    class: tracked.class.clone(),
-                    path: topology::path(tracked.topology(), &levels),
-                    card,
-                })
-            })
-            .collect();
         let silent = inner.tracked.values().filter_map(Tracked::silent_at);
-        let breaker = learnt
-            .links
-            .iter()
-            .any(|link| link.breaker != BreakerState::Closed)
-            .then(|| now.plus(BREAKER_LOOK));
+        let breaker = (!links.shut.is_empty()).then(|| now.plus(BREAKER_LOOK));
         let view = Arc::new(View {
             fleet: Arc::new(fleet),
             members,
@@ -188,18 +132,61 @@ impl Workers {
     }
 }
 
-fn empty_fleet(inner: &Inner) -> Fleet {
-    let nothing = Arc::new(CoefficientSet::default());
-    let parts = Parts {
-        version: inner.version,
-        routers: 1,
-        levels: &[],
-        workers: &[],
-        pairs: &Pairs::default(),
-        coefficients: &nothing,
-        digest: &nothing.digest(),
-        learnt: &snapshot::Learnt::default(),
-        promises: &[],
-    };
-    snapshot::build(&parts, Moment::default()).unwrap_or_else(|_| unreachable!("nothing is named"))
+impl Inner {
+    /// Makes the coefficient set anew where it has to name others, and once a second. What is known of the links.
+    fn renew_coefficients(&mut self, learning: &Learning, now: Moment) -> LinkStates {
+        let due = now >= self.coefficients_made.plus(NEW_COEFFICIENTS_EVERY);
+        let known: Vec<(&Tracked, &Card)> = carded(&self.tracked)
+            .map(|(tracked, card)| (tracked, card.as_ref()))
+            .collect();
+        let levels = || topology::levels(known.iter().map(|(tracked, _)| &**tracked.topology()));
+        if due {
+            let workers = known.iter().map(|(tracked, _)| *tracked);
+            learning.workers_at(&snapshot::places(workers, &levels()), now);
+        }
+        let links = learning.links(now);
+        let named = (known.len(), links.fits);
+        if std::mem::take(&mut self.renamed) || named != self.named || due {
+            let learnt = learning.learnt();
+            let set =
+                snapshot::coefficients(&known, &levels(), &learnt, worker_prior(), link_prior);
+            if set != *self.coefficients {
+                self.digest = set.digest();
+                self.coefficients = Arc::new(set);
+            }
+            self.coefficients_made = now;
+            self.named = named;
+        }
+        links
+    }
+
+    /// What views share now.
+    fn standing(&mut self, learning: &Learning) -> Result<Arc<Standing>, FleetError> {
+        let material = Material {
+            tracked: &self.tracked,
+            clients: &self.clients,
+            pairs: &self.pairs,
+            coefficients: &self.coefficients,
+            digest: &self.digest,
+        };
+        if let Some(standing) = &self.standing
+            && standing.holds(material)
+        {
+            return Ok(Arc::clone(standing));
+        }
+        let made = Arc::new(Standing::of(material, &learning.learnt().links)?);
+        self.standing = Some(Arc::clone(&made));
+        Ok(made)
+    }
 }
+
+fn empty_fleet(version: u64) -> Fleet {
+    let nothing = Arc::new(CoefficientSet::default());
+    let digest = nothing.digest();
+    FleetBuilder::new(version, &[], nothing, &digest)
+        .build()
+        .unwrap_or_else(|_| unreachable!("nothing is named"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -458,7 +458,8 @@ async fn a_transfer_that_failed_alone_speaks_against_its_own_link() {
     first.daemon.tell(0, load(2, 0, true));
     until("it takes no more", || {
         let view = served.router.workers.view();
-        view.fleet.workers.state.contains(&WorkerState::Draining)
+        let mut loads = view.fleet.loads.iter();
+        loads.any(|load| load.state == WorkerState::Draining)
     })
     .await;
     let reply = served.post("Disaggregated", "/v1/completions", BODY);

@@ -28,7 +28,7 @@ fn load(load_sequence: u64, free: u32) -> watch_event::Event {
 async fn free_blocks(served: &Served, worker: usize, free: u32) {
     until("the report has come", || {
         let view = served.router.workers.view();
-        view.fleet.workers.free_blocks.get(worker) == Some(&free)
+        view.fleet.loads[worker].reported.free_blocks == free
     })
     .await;
 }
@@ -108,7 +108,8 @@ async fn nothing_is_computed_for_an_engine_that_would_fetch_it_too_late() {
     d.daemon.tell(0, watch_event::Event::Load(busy));
     until("the report has come", || {
         let view = served.router.workers.view();
-        view.fleet.workers.running_sequences.contains(&8)
+        let mut loads = view.fleet.loads.iter();
+        loads.any(|load| load.reported.running_sequences == 8)
     })
     .await;
     let body = r#"{"model":"m","prompt":"a","max_tokens":900,"stream":false}"#;

@@ -273,7 +273,8 @@ async fn a_transfer_that_an_engine_both_says_and_counts_speaks_once_against_its_
     }
     until("both reports have come", || {
         let view = served.router.workers.view();
-        view.fleet.workers.running_sequences.contains(&5)
+        let mut loads = view.fleet.loads.iter();
+        loads.any(|load| load.reported.running_sequences == 5)
     })
     .await;
     let text = served.router.metrics.text().unwrap();

@@ -158,20 +158,7 @@ impl Supervisor {
 
     /// As [`Self::register`]; none where the server goes before its plug-in is served.
     async fn found(&self, before: &mut Option<Process>) -> Result<Option<Registered>, String> {
-        let (found, folder) = tokio::join!(self.wait(before.as_mut()), self.folder());
-        let (told, handshake) = found?;
-        let start = told.metrics.process_start;
-        if before
-            .as_ref()
-            .is_some_and(|before| before.gone || before.start != start)
-        {
-            self.shared.began_anew();
-        }
-        let facts = Facts {
-            told,
-            handshake,
-            folder: folder?,
-        };
+        let facts = self.facts(before).await?;
         let incarnation =
             entropy::bytes(&*self.system.entropy).map_err(|error| error.to_string())?;
         let text = text::check(
@@ -193,21 +180,47 @@ impl Supervisor {
                 }
             },
         };
+        self.life(card, facts, staging, ended).map(Some)
+    }
+
+    /// Waits for the server and asks it, and reads its model's folder meanwhile.
+    async fn facts(&self, before: &mut Option<Process>) -> Result<Facts, String> {
+        let (found, folder) = tokio::join!(self.wait(before.as_mut()), self.folder());
+        let (told, handshake) = found?;
+        let start = told.metrics.process_start;
+        let another = |before: &Process| before.gone || before.start != start;
+        if before.as_ref().is_some_and(another) {
+            self.shared.began_anew();
+        }
+        Ok(Facts {
+            told,
+            handshake,
+            folder: folder?,
+        })
+    }
+
+    /// What begins now, with its first report. `ended` ends what `staging` serves.
+    fn life(
+        &self,
+        card: Card,
+        facts: Facts,
+        staging: Option<Staging>,
+        ended: CancellationToken,
+    ) -> Result<Registered, String> {
         let prior = unknown_worker();
         let capacity = &card.capacity;
         let mut reporter = Reporter::new(capacity.blocks, capacity.block_size, prior);
         let draining = &self.shared.draining;
         let load = reporter.report(
-            facts.told.metrics.clone(),
+            facts.told.metrics,
             Beside {
                 draining: *draining.borrow() || staging.as_ref().is_some_and(Staging::takes_none),
                 ..Beside::default()
             },
         );
         let index = Index::new(self.index_settings(&card), PoolConfig::EVENT_CAPACITY);
-        let artifacts = facts
-            .folder
-            .iter()
+        let folder = facts.folder.iter();
+        let artifacts = folder
             .flat_map(|folder| folder.tokenizer.iter().chain([&folder.chat_template]))
             .map(|bytes| (artifact_digest(bytes), bytes.clone()))
             .collect();
@@ -221,7 +234,7 @@ impl Supervisor {
             (staging, ended),
         )
         .map_err(|error| format!("card: {error}: report this as a bug"))?;
-        Ok(Some((life, reporter, facts.told.events)))
+        Ok((life, reporter, facts.told.events))
     }
 
     async fn staged(
@@ -425,9 +438,9 @@ impl Supervisor {
                 return ("its process began anew".to_owned(), true);
             }
             let (cached, _, counts) = life.cache();
-            let (leases, expired) = life.staging.as_ref().map_or((0, 0), Staging::leases);
-            let given_up = life.staging.as_ref().map(Staging::given_up);
-            let (failed, ended) = given_up.unwrap_or_default();
+            let staging = life.staging.as_ref();
+            let (leases, expired) = staging.map_or((0, 0), Staging::leases);
+            let (failed, ended) = staging.map(Staging::given_up).unwrap_or_default();
             let unread = unread
                 .as_mut()
                 .map_or(0, |unread| unread.after(&reading, Instant::now()));
@@ -436,11 +449,7 @@ impl Supervisor {
                 expired,
                 failed,
                 ended,
-                staging: life
-                    .staging
-                    .as_ref()
-                    .map(Staging::counts)
-                    .unwrap_or_default(),
+                staging: staging.map(Staging::counts).unwrap_or_default(),
                 cached,
                 counts,
                 gaps: life.gaps.load(Ordering::Relaxed),

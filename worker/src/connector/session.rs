@@ -100,9 +100,7 @@ pub(super) async fn serve(listener: &Listener, service: Service) {
                 life.handings.extend(&service);
                 service.worker.changed();
             },
-            _ = coming.tick() => if let Some(said) = life.as_ref().and_then(|life| life.takings.coming())
-                && life.as_ref().is_some_and(|life| !life.advise(said))
-            {
+            _ = coming.tick() => if life.as_ref().is_some_and(|life| !life.advise()) {
                 over(&mut life, UNREAD, &service, &mut leaving);
             },
             said = told => if let Some(said) = said
@@ -367,11 +365,11 @@ impl Life {
         matches!(seat, Seat::Here(peer) if peer.say(message))
     }
 
-    /// Tells the worker's half what is good to know, unless it has much to read yet. False: it does not read any more.
-    fn advise(&self, message: ToEngine) -> bool {
-        match &self.worker {
-            Seat::Here(peer) => peer.advise(message),
-            Seat::Free | Seat::Taken => true,
+    /// Tells the worker's half what is coming to it, unless it has much to read yet. False: it does not read any more.
+    fn advise(&self) -> bool {
+        match (&self.worker, self.takings.coming()) {
+            (Seat::Here(peer), Some(coming)) => peer.advise(coming),
+            _ => true,
         }
     }
 

@@ -360,7 +360,7 @@ impl Finder<'_> {
         }
         let row = self.sources.groups[source].kind.compatibility;
         let column = self.targets.groups[target].kind.compatibility;
-        if !self.fleet.compatible[row as usize][column as usize] {
+        if !self.fleet.workers.compatible[row as usize][column as usize] {
             return count(&mut self.filtered, Filter::Incompatible, pairs);
         }
         let route = match route {

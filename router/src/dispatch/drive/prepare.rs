@@ -115,11 +115,8 @@ impl Drive {
                 let (source_party, target) = (party(source, "prefill"), party(decode, "decode"));
                 held.dispatched(&source_party, computing(candidate, tokens));
                 held.dispatched(&target, generating(candidate, tokens));
-                held.promise(Promise {
-                    source: link.source.clone(),
-                    target: link.target.clone(),
-                    bytes: candidate.inputs.link.map_or(0, |link| link.missing_bytes),
-                });
+                let bytes = candidate.inputs.link.map_or(0, |link| link.missing_bytes);
+                held.promise(Promise::new(&link.source, &link.target, bytes));
                 let level = candidate.inputs.link.map_or(0, |link| link.level as usize);
                 let level = placed.view.fleet.level_name(level).to_owned();
                 let task = Task::Split {

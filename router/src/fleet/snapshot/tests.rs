@@ -7,6 +7,8 @@ use crate::fleet::pairs::compatibility_key;
 use crate::fleet::samples;
 use crate::learning::{link_prior, worker_prior};
 
+const NOW: Moment = Moment(2);
+
 fn tracked(slot: u32, card: Card, load: wire::Load) -> Tracked {
     let mut worker = Tracked::new(card.worker.clone(), slot);
     worker.connected(Moment(1));
@@ -25,41 +27,48 @@ fn on(mut card: Card, host: &str) -> Card {
     card
 }
 
-fn fleet(tracked: &[Tracked], learnt: &Learnt, promises: &[Promise]) -> Fleet {
+/// The fleet of these workers, of which this router has sent nothing to anybody.
+pub(crate) fn fleet(
+    tracked: &[Tracked],
+    learnt: &Learnt,
+    shut: &[(LinkName, BreakerState)],
+    promises: &[Promise],
+) -> Fleet {
     let cards: Vec<Arc<Card>> = tracked.iter().filter_map(|one| one.card.clone()).collect();
-    let known: Vec<(&Tracked, &Card)> = tracked
+    let workers: Vec<(&Tracked, &Card)> = tracked
         .iter()
         .zip(&cards)
         .map(|(tracked, card)| (tracked, card.as_ref()))
         .collect();
-    let levels = topology::levels(tracked.iter().map(Tracked::topology));
-    let set = coefficients(&known, &levels, learnt, worker_prior(), link_prior);
-    let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known
-        .iter()
-        .map(|(tracked, card)| (*tracked, *card, OwnDispatches::default()))
-        .collect();
-    let parts = Parts {
-        version: 1,
-        routers: 1,
+    let levels = topology::levels(tracked.iter().map(|one| &**one.topology()));
+    let set = coefficients(&workers, &levels, learnt, worker_prior(), link_prior);
+    let ground = ground(&Ground {
         levels: &levels,
         workers: &workers,
         pairs: &Pairs::of(&cards),
         digest: &set.digest(),
         coefficients: &Arc::new(set),
-        learnt,
-        promises,
+        links: &learnt.links,
+    });
+    let loads = workers
+        .iter()
+        .map(|(tracked, card)| load(tracked, card, OwnDispatches::default(), NOW));
+    let moment = Now {
+        version: 1,
+        routers: 1,
+        shut,
+        promises: promises.iter(),
     };
-    build(&parts, Moment(2)).unwrap()
+    now(&ground.unwrap(), loads, moment).unwrap()
 }
 
-fn link(source: &[&str], target: &[&str], breaker: BreakerState) -> LinkFacts {
+fn link(source: &[&str], target: &[&str]) -> LinkFacts {
     let path = |values: &[&str]| values.iter().map(|one| Some((*one).to_owned())).collect();
     LinkFacts {
         source: path(source),
         target: path(target),
         transport: "Tcp".into(),
         coefficients: Some(link_prior("host", "Tcp")),
-        breaker,
     }
 }
 
@@ -75,24 +84,22 @@ fn links_of_places_that_are_no_more_change_nothing() {
     ];
     let learnt = Learnt {
         links: vec![
-            link(&["h1"], &["h2"], BreakerState::Closed),
+            link(&["h1"], &["h2"]),
             // Learnt when workers named a clique too, and of hosts that have gone.
-            link(&["c", "h1"], &["c", "h2"], BreakerState::Open),
-            link(&["h1"], &["gone"], BreakerState::Open),
+            link(&["c", "h1"], &["c", "h2"]),
+            link(&["h1"], &["gone"]),
         ],
         ..Learnt::default()
     };
-    let promise = Promise {
-        source: vec![Some("c".into()), Some("h1".into())],
-        target: vec![Some("h2".into())],
-        bytes: 1,
+    let shut = |link: &LinkFacts| {
+        let name = link_name(&link.source, &link.target, &link.transport);
+        (name, BreakerState::Open)
     };
-    assert!(fleet(&workers, &learnt, &[promise]).is_uniform());
-    let open = Learnt {
-        links: vec![link(&["h1"], &["h2"], BreakerState::Open)],
-        ..Learnt::default()
-    };
-    let fleet = fleet(&workers, &open, &[]);
+    let clique_and_host = vec![Some("c".into()), Some("h1".into())];
+    let promise = Promise::new(&clique_and_host, &vec![Some("h2".into())], 1);
+    let elsewhere: Vec<_> = learnt.links[1..].iter().map(shut).collect();
+    assert!(fleet(&workers, &learnt, &elsewhere, &[promise]).is_uniform());
+    let fleet = fleet(&workers, &learnt, &[shut(&learnt.links[0])], &[]);
     assert!(!fleet.is_uniform());
     assert_eq!(fleet.breaker(0, 1), BreakerState::Open);
 }
@@ -109,6 +116,6 @@ fn a_report_that_cannot_be_is_taken_for_a_large_one() {
         ..wire::Load::default()
     };
     let workers = [tracked(0, samples::card("d"), load)];
-    let fleet = fleet(&workers, &Learnt::default(), &[]);
-    assert_eq!(fleet.workers.free_blocks, [u32::MAX]);
+    let fleet = fleet(&workers, &Learnt::default(), &[], &[]);
+    assert_eq!(fleet.loads[0].reported.free_blocks, u32::MAX);
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use baton_placement::coefficients::CoefficientSet;
 use baton_placement::estimate::Path;
-use baton_placement::fleet::OwnDispatches;
 use baton_placement::index::PrefixHits;
 use baton_placement::place::{Outcome, Request, place};
 use baton_placement::policy::Mode;
@@ -19,12 +18,11 @@ use baton_protocol::wire;
 
 use super::*;
 use crate::dispatch::progress::{Party, StateDetail};
-use crate::fleet::pairs::{Pairs, compatibility_key};
+use crate::fleet::pairs::compatibility_key;
 use crate::fleet::samples;
-use crate::fleet::snapshot::{self, Learnt, Parts};
+use crate::fleet::snapshot::{self, Learnt};
 use crate::fleet::state::Tracked;
-use crate::fleet::topology;
-use crate::learning::{Learning, link_prior, worker_prior};
+use crate::learning::Learning;
 
 const NOW: Moment = Moment(1_764_438_300_000_000);
 
@@ -59,27 +57,7 @@ fn fleet() -> Fleet {
         worker.indexed_at = NOW;
         tracked.push(worker);
     }
-    let known: Vec<(&Tracked, &Card)> = tracked.iter().zip(&cards).collect();
-    let levels = topology::levels(tracked.iter().map(Tracked::topology));
-    let learnt = Learnt::default();
-    let set = snapshot::coefficients(&known, &levels, &learnt, worker_prior(), link_prior);
-    let workers: Vec<(&Tracked, &Card, OwnDispatches)> = known
-        .iter()
-        .map(|(tracked, card)| (*tracked, *card, OwnDispatches::default()))
-        .collect();
-    let shared: Vec<Arc<Card>> = cards.iter().cloned().map(Arc::new).collect();
-    let parts = Parts {
-        version: 5,
-        routers: 1,
-        levels: &levels,
-        workers: &workers,
-        pairs: &Pairs::of(&shared),
-        digest: &set.digest(),
-        coefficients: &Arc::new(set),
-        learnt: &learnt,
-        promises: &[],
-    };
-    snapshot::build(&parts, NOW).unwrap()
+    snapshot::tests::fleet(&tracked, &Learnt::default(), &[], &[])
 }
 
 /// What a run leaves behind that was placed twice.

@@ -3,8 +3,8 @@
 use baton_protocol::failure::FailureClass as C;
 
 use super::{
-    Accepted, DecodeStarted, LOCAL, Leased, Phase, PrefillCompleted, PrefillStarted, Published,
-    REMOTE, Reserved, RouteSelected, Streaming, TransferCompleted, TransferStarted, WAYS, Way,
+    Accepted, DISPATCHED, DecodeStarted, LOCAL, Phase, PrefillCompleted, PrefillStarted, Published,
+    REMOTE, Reserved, RouteSelected, Streaming, TransferCompleted, WAYS, Way,
 };
 
 pub(super) struct Never {
@@ -30,28 +30,9 @@ const fn never(
 }
 
 /// From the reservation on.
-const RESERVED: &[Phase] = &[
-    Reserved,
-    Leased,
-    PrefillStarted,
-    TransferStarted,
-    PrefillCompleted,
-    Published,
-    TransferCompleted,
-    DecodeStarted,
-    Streaming,
-];
+const RESERVED: &[Phase] = DISPATCHED.split_at(1).1;
 /// From the first answer of a prefill on.
-const STARTED: &[Phase] = &[
-    Leased,
-    PrefillStarted,
-    TransferStarted,
-    PrefillCompleted,
-    Published,
-    TransferCompleted,
-    DecodeStarted,
-    Streaming,
-];
+const STARTED: &[Phase] = RESERVED.split_at(1).1;
 const NOT_REFUSED: &str =
     "a refusal is the first answer of a stream: whoever has reserved or started has not refused";
 
