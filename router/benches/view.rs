@@ -1,6 +1,7 @@
 //! Making the picture of a fleet, beside the decision that is made on it: `cargo bench -p baton-router --bench view`.
 //!
-//! `ground` is made when a card, a place or a constant has changed, `view` on it for nearly every request.
+//! `ground` is made when a card, a place or a constant has changed, `view` on it for nearly every request; looking whether the ground still
+//! holds is not in either.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -19,7 +20,7 @@ use baton_protocol::wire;
 use baton_router::clock::Moment;
 use baton_router::fleet::own::OwnLedger;
 use baton_router::fleet::pairs::{Pairs, compatibility_key};
-use baton_router::fleet::snapshot::{self, Ground, Now};
+use baton_router::fleet::snapshot::{self, Ground, Moving};
 use baton_router::fleet::state::Tracked;
 use baton_router::fleet::topology;
 use baton_router::learning::{Learning, LinkUse, Moved, link_prior, worker_prior};
@@ -131,7 +132,10 @@ fn main() {
             link_prior,
         );
         let (set, digest) = (Arc::new(set.clone()), set.digest());
-        let pairs = Pairs::of(&cards);
+        let classes = known
+            .iter()
+            .map(|(tracked, card)| (tracked.class.as_str(), *card));
+        let pairs = Pairs::of(classes);
         let mut own = OwnLedger::default();
         for index in 0..2 * count {
             let worker: &WorkerId = &workers[(index % count) as usize].id;
@@ -160,13 +164,13 @@ fn main() {
             let loads = known
                 .iter()
                 .map(|(tracked, card)| snapshot::load(tracked, card, own.sum(&tracked.id), NOW));
-            let moment = Now {
+            let moving = Moving {
                 version: 1,
                 routers: 1,
                 shut: &links.shut,
                 promises: [].iter(),
             };
-            snapshot::now(&standing, loads, moment)
+            snapshot::next(&standing, loads, moving)
         };
         let Ok(fleet) = view() else {
             println!("{count} workers make no fleet");

@@ -52,7 +52,7 @@ use fetches::{Blame, Counted, FetchTicket, Fetches, Seen};
 use own::{OwnLedger, Ticket};
 use pairs::Pairs;
 use snapshot::Promise;
-use standing::Standing;
+use standing::{Standing, carded};
 use state::{Change, Tracked, WatchError};
 pub use view::{Member, View};
 
@@ -75,7 +75,7 @@ struct Inner {
     coefficients: Arc<CoefficientSet>,
     digest: String,
     coefficients_made: Moment,
-    /// Cards have come or gone since.
+    /// Cards or levels have come or gone since.
     renamed: bool,
     /// How many workers the set names, and which fitted links ([`Learning::links`]).
     named: (usize, u64),
@@ -207,8 +207,12 @@ impl Workers {
 
     /// The same worker is listed in another way.
     pub(crate) fn relist(&self, listed: &Listed) {
-        if let Some(tracked) = self.inner.lock().tracked.get_mut(&listed.name) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        if let Some(tracked) = inner.tracked.get_mut(&listed.name) {
             tracked.listed(listed.domains.clone(), listed.leaving);
+            // It may name a level of which the set has no prior yet.
+            inner.renamed = true;
         }
         self.changed();
     }
@@ -474,11 +478,10 @@ impl Inner {
 
     fn judge_pairs(&mut self) {
         self.renamed = true;
-        let cards: Vec<Arc<Card>> = self
-            .tracked
-            .values()
-            .filter_map(|tracked| tracked.card.clone())
-            .collect();
-        self.pairs = Arc::new(Pairs::of(&cards));
+        let cards = carded(&self.tracked);
+        let pairs = Pairs::of(cards.map(|(tracked, card)| (tracked.class.as_str(), &**card)));
+        if pairs != *self.pairs {
+            self.pairs = Arc::new(pairs);
+        }
     }
 }

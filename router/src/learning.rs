@@ -135,7 +135,7 @@ pub struct LinkStates {
 }
 
 impl Learning {
-    /// What the ground of the next snapshots is made with.
+    /// What coefficient sets, and the ground of snapshots, are made with.
     pub fn learnt(&self) -> Learnt {
         let inner = self.inner.lock();
         Learnt {

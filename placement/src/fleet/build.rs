@@ -199,7 +199,7 @@ impl FleetBuilder {
         };
         let mut first = standing.renewal(self.version);
         for load in loads {
-            first.worker(load);
+            first.load(load);
         }
         for ((source, target), transport, state) in &self.breakers {
             first.breaker(source, target, transport, *state);

@@ -36,13 +36,13 @@ impl Renewal<'_> {
     }
 
     /// What the next worker does, in the order of the fleet's.
-    pub fn worker(&mut self, load: WorkerLoad) -> &mut Self {
+    pub fn load(&mut self, load: WorkerLoad) -> &mut Self {
         self.loads.push(load);
         self
     }
 
-    /// The state of a link between two domains, by their keys ([`domain_key`](super::domain_key)). One between places where no worker is,
-    /// or over what none of them speaks, says nothing of this fleet.
+    /// The state of a link between two domains, by their keys ([`domain_key`](super::domain_key)). One between domains, or over a
+    /// transport, that the fleet does not know says nothing of it.
     pub fn breaker(
         &mut self,
         source: &str,
@@ -54,7 +54,7 @@ impl Renewal<'_> {
         self
     }
 
-    /// Bytes that a run under way will still move between two domains, by their keys; nothing where one of them has no worker. Adds up.
+    /// Bytes that a run under way will still move between two domains, by their keys; nothing where the fleet does not know one of them. Adds up.
     pub fn promise(&mut self, source: &str, target: &str, bytes: u64) -> &mut Self {
         self.links.promise(source, target, bytes);
         self

@@ -24,23 +24,20 @@ pub fn compatibility_key(card: &Card) -> String {
 
 /// Verdicts by pair of classes. There are as many classes as revisions of pools, a handful; entries of classes that are gone are
 /// dropped when the cards change.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     verdicts: HashMap<(String, String), Verdict>,
 }
 
 impl Pairs {
-    /// Judges every ordered pair of the classes of these cards.
-    pub fn of(cards: &[Arc<Card>]) -> Self {
-        let classes: HashMap<String, &Arc<Card>> = cards
-            .iter()
-            .map(|card| (compatibility_key(card), card))
-            .collect();
+    /// Judges every ordered pair of these classes ([`compatibility_key`]), each with a card of it.
+    pub fn of<'a>(cards: impl Iterator<Item = (&'a str, &'a Card)>) -> Self {
+        let classes: HashMap<&str, &Card> = cards.collect();
         let mut verdicts = HashMap::new();
         for (prefill_class, prefill) in &classes {
             for (decode_class, decode) in &classes {
                 let differences = compatible(prefill, decode).err().unwrap_or_default();
-                let key = (prefill_class.clone(), decode_class.clone());
+                let key = ((*prefill_class).to_owned(), (*decode_class).to_owned());
                 verdicts.insert(key, Arc::new(differences));
             }
         }
@@ -71,12 +68,15 @@ mod tests {
 
     #[test]
     fn a_card_with_another_dtype_does_not_pair_and_the_field_is_named() {
-        let prefill = Arc::new(samples::card("p"));
+        let prefill = samples::card("p");
         let mut other = samples::card("d");
         other.identity.kv_dtype = Fact::observed("F32".into());
-        let decode = Arc::new(other);
-        let pairs = Pairs::of(&[prefill.clone(), decode.clone()]);
-        let (prefill, decode) = (compatibility_key(&prefill), compatibility_key(&decode));
+        let cards = [
+            (compatibility_key(&prefill), &prefill),
+            (compatibility_key(&other), &other),
+        ];
+        let pairs = Pairs::of(cards.iter().map(|(class, card)| (class.as_str(), *card)));
+        let [(prefill, _), (decode, _)] = cards;
         let differences = pairs.differences(&prefill, &decode).unwrap();
         assert_eq!(differences[0].field, "identity.kvDtype");
         assert!(pairs.differences(&prefill, &prefill).unwrap().is_empty());

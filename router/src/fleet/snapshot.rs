@@ -1,7 +1,7 @@
 //! From what is known of each worker and link to the immutable snapshot that placement reads. Pure.
 //!
-//! In two steps, since a snapshot is made for nearly every request: the [`ground`], of which names are made only when a card, a place or a
-//! constant has changed, and what goes on there [`now`].
+//! In two steps, since a snapshot is made for nearly every request: the [`ground`], made when a card, a place, a verdict on a pair or a
+//! constant has changed, and on it the [`next`] snapshot, of what goes on there now.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -166,11 +166,11 @@ fn transports(workers: &[(&Tracked, &Card)]) -> Vec<String> {
     kinds
 }
 
-/// What all snapshots are made from until a card, a place or a constant changes.
+/// What all snapshots are made from until a card, a place, a verdict on a pair or a constant changes.
 #[derive(Debug)]
 pub struct Ground<'a> {
     pub levels: &'a [String],
-    /// Workers whose card is known.
+    /// Workers whose card is known, and that can be reached.
     pub workers: &'a [(&'a Tracked, &'a Card)],
     pub pairs: &'a Pairs,
     pub coefficients: &'a Arc<CoefficientSet>,
@@ -201,8 +201,9 @@ pub fn ground(parts: &Ground<'_>) -> Result<Fleet, FleetError> {
     let positions: HashMap<&LinkName, u32> =
         set.links.iter().map(|link| &link.name).zip(0..).collect();
     let position = |name: &LinkName| positions.get(name).copied();
-    // What was learnt of places where nobody is any more stays out, as do paths over other levels than today's: they would only
-    // keep the search from taking its short way.
+    // What was learnt of places where nobody is any more stays out, as do paths over other levels than today's and transports that
+    // nobody offers: they would only keep the search from taking its short way.
+    let offered = transports(parts.workers);
     let places = places(
         parts.workers.iter().map(|(tracked, _)| *tracked),
         parts.levels,
@@ -210,25 +211,26 @@ pub fn ground(parts: &Ground<'_>) -> Result<Fleet, FleetError> {
     for link in parts.links {
         let name = link_name(&link.source, &link.target, &link.transport);
         if let Some(position) = position(&name)
+            && offered.contains(&name.transport)
             && places.contains(&name.source)
             && places.contains(&name.target)
         {
             builder.link(&link.source, &link.target, &link.transport, position);
         }
     }
-    for transport in transports(parts.workers) {
+    for transport in &offered {
         for (level, name) in level_names(parts.levels).enumerate() {
-            if let Some(position) = position(&prior_name(name, &transport)) {
-                builder.level_link(level, &transport, position);
+            if let Some(position) = position(&prior_name(name, transport)) {
+                builder.level_link(level, transport, position);
             }
         }
     }
     builder.build()
 }
 
-/// What changes with every request.
+/// What changes with every request, beside what workers do.
 #[derive(Clone, Copy, Debug)]
-pub struct Now<'a, P> {
+pub struct Moving<'a, P> {
     pub version: u64,
     pub routers: u32,
     /// Links whose breaker is not closed.
@@ -240,20 +242,20 @@ pub struct Now<'a, P> {
 ///
 /// # Errors
 /// There is not one load for each worker.
-pub fn now<'a>(
+pub fn next<'a>(
     ground: &Fleet,
     loads: impl Iterator<Item = WorkerLoad>,
-    now: Now<'a, impl Iterator<Item = &'a Promise>>,
+    moving: Moving<'a, impl Iterator<Item = &'a Promise>>,
 ) -> Result<Fleet, FleetError> {
-    let mut next = ground.renewal(now.version);
-    next.routers(now.routers);
+    let mut next = ground.renewal(moving.version);
+    next.routers(moving.routers);
     for load in loads {
-        next.worker(load);
+        next.load(load);
     }
-    for (link, state) in now.shut {
+    for (link, state) in moving.shut {
         next.breaker(&link.source, &link.target, &link.transport, *state);
     }
-    for promise in now.promises {
+    for promise in moving.promises {
         next.promise(&promise.source, &promise.target, promise.bytes);
     }
     next.build()
@@ -306,9 +308,12 @@ pub fn assurance(card: &Card) -> Assurance {
     }
 }
 
-/// A worker, without anything that it does.
+/// A worker of which nothing is known but its card: nothing is placed on it.
 fn entry(tracked: &Tracked, card: &Card, levels: &[String]) -> WorkerEntry {
-    let nothing = WorkerLoad::default();
+    let nothing = WorkerLoad {
+        state: WorkerState::Lost,
+        ..WorkerLoad::default()
+    };
     WorkerEntry {
         id: tracked.id.clone(),
         incarnation: card.incarnation,

@@ -1,7 +1,8 @@
-//! What views share: made anew when a card, a place or a constant has changed, and not for each request.
+//! What views share: made anew when a card, a place, a verdict on a pair or a constant has changed, and not for each request.
 //!
-//! It finds that out by itself, by looking whether it was made from what is known now, so that no change can be forgotten. What it was
-//! made from it keeps: another card or place never lies at the address of one that it has.
+//! It finds that out by itself, by looking whether it was made from what is known now. What it was made from it keeps: another card or
+//! place never lies at the address of one that it has. Two things it does not look at follow from what it does: a worker's client is another one
+//! only where the worker is, and with it its place; a link that gets a fit, or loses it, makes another coefficient set.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use tonic::transport::Channel;
 use super::discovery::Domain;
 use super::own::OwnLedger;
 use super::pairs::Pairs;
-use super::snapshot::{self, Ground, LinkFacts, Now, Promise};
+use super::snapshot::{self, Ground, LinkFacts, Moving, Promise};
 use super::state::Tracked;
 use super::topology;
 use super::view::Member;
@@ -115,21 +116,21 @@ impl Standing {
             && carded(material.tracked).zip(&self.sources).all(same)
     }
 
-    /// What goes on there now; only while it [holds](Self::holds).
+    /// The next snapshot; only while it [holds](Self::holds).
     ///
     /// # Errors
     /// It does not hold.
-    pub(super) fn now<'a>(
+    pub(super) fn next<'a>(
         &self,
         tracked: &BTreeMap<WorkerId, Tracked>,
         own: &OwnLedger,
-        moment: Now<'a, impl Iterator<Item = &'a Promise>>,
+        moving: Moving<'a, impl Iterator<Item = &'a Promise>>,
         now: Moment,
     ) -> Result<Fleet, FleetError> {
         let workers = carded(tracked).zip(&self.sources);
         let placed = workers.filter(|(_, source)| source.placed);
         let loads = placed
             .map(|((tracked, card), _)| snapshot::load(tracked, card, own.sum(&tracked.id), now));
-        snapshot::now(&self.ground, loads, moment)
+        snapshot::next(&self.ground, loads, moving)
     }
 }

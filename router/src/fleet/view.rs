@@ -12,7 +12,7 @@ use baton_protocol::wire::worker_client::WorkerClient;
 use tonic::transport::Channel;
 
 use super::pairs::Pairs;
-use super::snapshot::{self, Now};
+use super::snapshot::{self, Moving};
 use super::standing::{Material, Standing, carded};
 use super::state::Tracked;
 use super::topology::{self, DomainPath};
@@ -103,17 +103,17 @@ impl Workers {
         // Under the lock too, so that an older reading never replaces a newer one.
         let links = inner.renew_coefficients(&self.learning, now);
         let picture = inner.standing(&self.learning).and_then(|standing| {
-            let moment = Now {
+            let moving = Moving {
                 version: inner.version,
                 routers: self.routers.load(Ordering::Relaxed),
                 shut: &links.shut,
                 promises: inner.promises.values(),
             };
-            let fleet = standing.now(&inner.tracked, &inner.own, moment, now)?;
+            let fleet = standing.next(&inner.tracked, &inner.own, moving, now)?;
             Ok((fleet, Arc::clone(&standing.members)))
         });
         let (fleet, members) = picture.unwrap_or_else(|error| {
-            // Cannot happen: every class and link named is in the set. An empty fleet refuses, it never misleads.
+            // Cannot happen: every class and link named is in the set, and each worker has a load. An empty fleet refuses, it never misleads.
             tracing::error!(%error, "the fleet snapshot does not hold together");
             (empty_fleet(inner.version), Arc::default())
         });

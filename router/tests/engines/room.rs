@@ -28,7 +28,8 @@ fn load(load_sequence: u64, free: u32) -> watch_event::Event {
 async fn free_blocks(served: &Served, worker: usize, free: u32) {
     until("the report has come", || {
         let view = served.router.workers.view();
-        view.fleet.loads[worker].reported.free_blocks == free
+        let load = view.fleet.loads.get(worker);
+        load.is_some_and(|load| load.reported.free_blocks == free)
     })
     .await;
 }

@@ -41,11 +41,14 @@ pub(crate) fn fleet(
         .map(|(tracked, card)| (tracked, card.as_ref()))
         .collect();
     let levels = topology::levels(tracked.iter().map(|one| &**one.topology()));
+    let classes = workers
+        .iter()
+        .map(|(tracked, card)| (tracked.class.as_str(), *card));
     let set = coefficients(&workers, &levels, learnt, worker_prior(), link_prior);
     let ground = ground(&Ground {
         levels: &levels,
         workers: &workers,
-        pairs: &Pairs::of(&cards),
+        pairs: &Pairs::of(classes),
         digest: &set.digest(),
         coefficients: &Arc::new(set),
         links: &learnt.links,
@@ -53,13 +56,13 @@ pub(crate) fn fleet(
     let loads = workers
         .iter()
         .map(|(tracked, card)| load(tracked, card, OwnDispatches::default(), NOW));
-    let moment = Now {
+    let moving = Moving {
         version: 1,
         routers: 1,
         shut,
         promises: promises.iter(),
     };
-    now(&ground.unwrap(), loads, moment).unwrap()
+    next(&ground.unwrap(), loads, moving).unwrap()
 }
 
 fn link(source: &[&str], target: &[&str]) -> LinkFacts {
@@ -88,6 +91,11 @@ fn links_of_places_that_are_no_more_change_nothing() {
             // Learnt when workers named a clique too, and of hosts that have gone.
             link(&["c", "h1"], &["c", "h2"]),
             link(&["h1"], &["gone"]),
+            // And over what nobody offers any more.
+            LinkFacts {
+                transport: "Rdma".into(),
+                ..link(&["h1"], &["h2"])
+            },
         ],
         ..Learnt::default()
     };

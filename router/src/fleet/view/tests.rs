@@ -1,6 +1,7 @@
 //! Whatever happens to a fleet, a view that shares with the one before equals one that is made from nothing.
 
 use baton_placement::breaker::Pass;
+use baton_placement::coefficients::LinkName;
 use baton_placement::fleet::OwnDispatches;
 use baton_placement::place::{Request, place};
 use baton_placement::policy::{Mode, Policy};
@@ -91,8 +92,13 @@ impl Bench {
         }
     }
 
+    /// Between workers that are there, if any are.
     fn link(&mut self) -> LinkUse {
-        let mut end = || vec![Some(self.one_of(&HOSTS).to_owned())];
+        let view = self.workers.view();
+        let mut end = || match view.members.len() {
+            0 => vec![Some(HOSTS[0].to_owned())],
+            members => view.members[self.rng.below(members)].path.clone(),
+        };
         LinkUse {
             source: end(),
             target: end(),
@@ -191,6 +197,19 @@ impl Bench {
         }
     }
 
+    /// The set of the last view names every worker, and every link that has a fit or a prior.
+    fn names_all(&self, seed: u64, step: usize) {
+        let inner = self.workers.inner.lock();
+        let known: Vec<(&Tracked, &Card)> = carded(&inner.tracked)
+            .map(|(tracked, card)| (tracked, card.as_ref()))
+            .collect();
+        let levels = topology::levels(known.iter().map(|(tracked, _)| &**tracked.topology()));
+        let learnt = self.workers.learning.learnt();
+        let set = snapshot::coefficients(&known, &levels, &learnt, worker_prior(), link_prior);
+        let (now, kept) = (names(&set), names(&inner.coefficients));
+        assert_eq!(now, kept, "history {seed}, step {step}");
+    }
+
     /// All that placement can see of a view: who is in it, what lies between them, and what is decided on it.
     fn seen(&self, view: &View) -> Vec<String> {
         let fleet = &view.fleet;
@@ -214,19 +233,33 @@ impl Bench {
             let decision = place(fleet, &request, &self.policy, now, &mut Rng::new(7));
             format!("{decision:?}")
         });
-        let members = view.members.iter();
-        let members =
-            members.map(|member| format!("{} {} {:?}", member.id, member.class, member.path));
+        let members = view.members.iter().map(|member| {
+            let (id, class, card) = (&member.id, &member.class, Arc::as_ptr(&member.card));
+            format!("{id} {class} {card:p} {:?}", member.path)
+        });
         let columns = format!("{:?} {:?} {:?}", fleet.levels, fleet.workers, fleet.loads);
-        let fixed = [columns, fleet.coefficients_digest.to_string()];
+        let fixed = [
+            columns,
+            fleet.coefficients_digest.to_string(),
+            format!("{} {:?} {:p}", fleet.routers, view.expires, view.pairs),
+        ];
         let rest = members.chain(pairs).chain(decisions);
         fixed.into_iter().chain(rest).collect()
     }
 }
 
+/// Workers and links of a set.
+fn names(set: &CoefficientSet) -> (Vec<&str>, Vec<&LinkName>) {
+    let workers = set.workers.iter().map(|class| class.name.as_str());
+    (
+        workers.collect(),
+        set.links.iter().map(|link| &link.name).collect(),
+    )
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_view_that_shares_with_the_one_before_is_as_if_made_from_nothing() {
-    let (mut shared, mut decided) = (0, 0);
+    let (mut shared, mut decided, mut shut) = (0, 0, 0);
     for seed in 0..HISTORIES {
         let mut bench = Bench::new(seed);
         let mut before = bench.workers.view();
@@ -234,16 +267,19 @@ async fn a_view_that_shares_with_the_one_before_is_as_if_made_from_nothing() {
             bench.step().await;
             let view = bench.workers.view();
             shared += usize::from(Arc::ptr_eq(&view.members, &before.members));
+            bench.names_all(seed, step);
             bench.workers.inner.lock().standing = None;
             bench.workers.changed();
             let anew = bench.workers.view();
             let seen = bench.seen(&view);
             assert_eq!(seen, bench.seen(&anew), "history {seed}, step {step}");
             decided += usize::from(seen.iter().any(|line| line.contains("Remote {")));
+            shut += usize::from(seen.iter().any(|line| line.ends_with("true Open")));
             before = anew;
         }
     }
     let views = HISTORIES as usize * STEPS;
     assert!(shared > views / 3, "{shared} of {views} views share");
     assert!(decided > views / 20, "{decided} of {views} have a pair");
+    assert!(shut > views / 20, "{shut} of {views} have an open link");
 }
