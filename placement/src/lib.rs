@@ -8,7 +8,8 @@
 //!
 //! A router keeps a [`fleet::Fleet`]: an immutable snapshot of workers (parallel arrays), of what they do and of what lies between
 //! them, made anew at each change and swapped as a whole: by [`fleet::FleetBuilder`] where workers or constants are others, else by
-//! [`fleet::Renewal`]. For a request it asks the [`index::PrefixIndex`] what each worker holds of the prompt, and calls [`place::place`]. The [`place::Decision`] says what to do ([`place::Outcome`]),
+//! [`fleet::Renewal`]. For a request it asks the [`index::PrefixIndex`] what each worker holds of the prompt, and calls
+//! [`place::place`]. The [`place::Decision`] says what to do ([`place::Outcome`]),
 //! which candidates there were, what each would cost term by term, and why this one, in one word and in one sentence.
 //! [`record::DecisionRecord`] is the same for people and files; [`replay`] makes the decision again from it.
 //!

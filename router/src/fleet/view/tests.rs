@@ -19,7 +19,8 @@ use crate::fleet::artifacts::Artifacts;
 use crate::fleet::discovery::Listed;
 use crate::fleet::samples;
 use crate::fleet::snapshot::Promise;
-use crate::learning::{LinkUse, Moved};
+use crate::learning::LinkUse;
+use crate::learning::tests::moved;
 
 const HISTORIES: u64 = 100;
 const STEPS: usize = 60;
@@ -149,15 +150,8 @@ impl Bench {
             }
             3 => {
                 let used = self.link();
-                let moved = Moved {
-                    bytes: 1 << 20,
-                    blocks: 4,
-                    last_blocks: 4,
-                    exposed_milliseconds: 1.0,
-                    synchronization_milliseconds: 0.5,
-                };
                 let learning = &self.workers.learning;
-                learning.moved(&used, moved, Pass::Free, &self.policy, now);
+                learning.moved(&used, moved(), Pass::Free, &self.policy, now);
                 self.workers.learnt_more();
             }
             4 => {
