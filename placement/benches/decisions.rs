@@ -11,15 +11,25 @@ use baton_placement::coefficients::{
 };
 use baton_placement::cost::ChunkRule;
 use baton_placement::fleet::{
-    Fleet, FleetBuilder, FleetError, OwnDispatches, ReportedLoad, WorkerEntry, WorkerState,
+    BreakerState, Fleet, FleetBuilder, FleetError, OwnDispatches, ReportedLoad, WorkerEntry,
+    WorkerState,
 };
 use baton_placement::index::PrefixHits;
 use baton_placement::place::{Request, place};
 use baton_placement::policy::{Assurance, Policy};
 use baton_placement::rng::Rng;
 
-/// `pairs` prefill and as many decode workers, four to a host, four hosts to a rack, under random load.
-fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
+/// Where a worker is.
+fn place_of(index: u32) -> Vec<Option<String>> {
+    vec![
+        Some(format!("h{}", index / 4)),
+        Some(format!("r{}", index / 16)),
+    ]
+}
+
+/// `pairs` prefill and as many decode workers, four to a host, four hosts to a rack, under random load. `shut`: from the first host to
+/// the last the breaker is open.
+fn fleet(pairs: u32, shut: bool, rng: &mut Rng) -> Result<Fleet, FleetError> {
     let set = CoefficientSet {
         workers: built_in("h100-8b-tp1")
             .into_iter()
@@ -63,10 +73,7 @@ fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
             kv_identity: "kv".into(),
             compatibility: "one".into(),
             adapters: vec![],
-            domain: vec![
-                Some(format!("h{}", index / 4)),
-                Some(format!("r{}", index / 16)),
-            ],
+            domain: place_of(index),
             class: "h100".into(),
             chunks: ChunkRule::Bounded,
             transports: vec!["kv".into()],
@@ -86,7 +93,22 @@ fn fleet(pairs: u32, rng: &mut Rng) -> Result<Fleet, FleetError> {
             max_sequences: 256,
         });
     }
+    if shut {
+        let last = place_of(2 * pairs - 1);
+        builder.breaker(&place_of(0), &last, "kv", BreakerState::Open);
+    }
     builder.build()
+}
+
+/// Seconds that a decision takes.
+fn measured(fleet: &Fleet, request: &Request, policy: &Policy, rng: &mut Rng) -> f64 {
+    let began = Instant::now();
+    let mut made = 0u32;
+    while began.elapsed().as_millis() < 300 {
+        let decision = place(fleet, request, policy, 0.0, rng);
+        made += u32::from(decision.chosen.is_some());
+    }
+    began.elapsed().as_secs_f64() / f64::from(made)
 }
 
 fn main() -> Result<(), FleetError> {
@@ -94,12 +116,13 @@ fn main() -> Result<(), FleetError> {
     policy.objective.ttft_milliseconds = Some(500.0);
     policy.objective.tpot_milliseconds = Some(30.0);
     println!(
-        "{:>8} {:>8} {:>14} {:>12}",
-        "workers", "tokens", "decisions/s", "µs each"
+        "{:>8} {:>8} {:>14} {:>12} {:>16}",
+        "workers", "tokens", "decisions/s", "µs each", "a link is shut"
     );
     for pairs in [2, 8, 64, 256] {
         let mut rng = Rng::new(1);
-        let fleet = fleet(pairs, &mut rng)?;
+        let open = fleet(pairs, false, &mut rng)?;
+        let shut = fleet(pairs, true, &mut Rng::new(1))?;
         for tokens in [200, 2_000, 16_000] {
             let mut hits = PrefixHits::default();
             for slot in 0..2 * pairs {
@@ -112,19 +135,14 @@ fn main() -> Result<(), FleetError> {
                 hits,
                 ..Request::default()
             };
-            let began = Instant::now();
-            let mut made = 0u32;
-            while began.elapsed().as_millis() < 300 {
-                let decision = place(&fleet, &request, &policy, 0.0, &mut rng);
-                made += u32::from(decision.chosen.is_some());
-            }
-            let seconds = began.elapsed().as_secs_f64();
-            let each = seconds / f64::from(made);
+            let each = measured(&open, &request, &policy, &mut rng);
+            let one_shut = measured(&shut, &request, &policy, &mut rng);
             println!(
-                "{:>8} {tokens:>8} {:>14.0} {:>12.1}",
+                "{:>8} {tokens:>8} {:>14.0} {:>12.1} {:>16.1}",
                 2 * pairs,
                 1.0 / each,
-                each * 1e6
+                each * 1e6,
+                one_shut * 1e6
             );
         }
     }

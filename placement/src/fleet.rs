@@ -174,9 +174,10 @@ impl Fleet {
         self.workers.compatible[row][column]
     }
 
-    /// Whether pairs are searched level by level, the short way: every domain nests in the next, and no link is shut.
-    pub fn is_uniform(&self) -> bool {
-        self.links.is_uniform()
+    /// Whether pairs are searched level by level, the short way: every domain nests in the next, and no pair of domains has a transport
+    /// that its level does not have.
+    pub fn is_regular(&self) -> bool {
+        self.links.is_regular()
     }
 
     /// The worst state among the links of all transports between two workers, for display.

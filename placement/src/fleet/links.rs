@@ -1,6 +1,6 @@
 //! What lies between two domains: the nearest level they share, transports, coefficients, breakers, promised bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::BreakerState;
@@ -26,8 +26,8 @@ pub(crate) struct Links {
     /// Bytes that runs under way will still send out of, or into, a domain.
     promised_out: HashMap<u32, u64>,
     promised_in: HashMap<u32, u64>,
-    /// Some breaker is open.
-    shut: bool,
+    /// Values of the domains between which a breaker is open, of each level; of all that there is, 0 and 0.
+    shut: HashSet<(u32, u32)>,
 }
 
 /// Interned domains and transports, and what is known between them.
@@ -236,7 +236,12 @@ impl Links {
             topology.known_transport(transport),
         ) {
             self.breakers.insert((source, target, transport), state);
-            self.shut |= state == BreakerState::Open;
+            if state == BreakerState::Open {
+                let paths = (self.path(source), self.path(target));
+                let values = std::iter::zip(paths.0, paths.1).map(|(from, to)| (*from, *to));
+                let shut: Vec<(u32, u32)> = values.chain([(0, 0)]).collect();
+                self.shut.extend(shut);
+            }
         }
     }
 
@@ -252,10 +257,16 @@ impl Links {
         }
     }
 
-    /// Whether the way between two domains follows from their nearest common level, but for coefficients and promised bytes of
-    /// their own: domains nest, no breaker is open, and no pair has a transport that its level does not have.
-    pub(crate) fn is_uniform(&self) -> bool {
-        self.topology.regular && !self.shut
+    /// Whether the way between two domains follows from their nearest common level, but for open breakers, coefficients and promised
+    /// bytes of their own: domains nest, and no pair has a transport that its level does not have.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.topology.regular
+    }
+
+    /// Whether a breaker is open from a domain within the first place to one within the second: values of one level, or 0 for all
+    /// that there is.
+    pub(crate) fn is_shut(&self, source: u32, target: u32) -> bool {
+        !self.shut.is_empty() && self.shut.contains(&(source, target))
     }
 
     /// The values of a domain at each level, by number, nearest first.
@@ -342,7 +353,7 @@ impl Links {
         Err(why)
     }
 
-    /// The route of all pairs of a level where [`Self::is_uniform`], without what a pair has of its own.
+    /// The route of all pairs of a level where [`Self::is_regular`], without what a pair has of its own.
     pub(crate) fn route_at(
         &self,
         level: usize,

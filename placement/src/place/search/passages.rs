@@ -2,7 +2,8 @@
 //!
 //! Where domains nest (a host in one rack, a rack in one zone), the pairs whose nearest common level is, say, the rack are those of
 //! two hosts of a rack: whole hosts, racks and zones are paired with their neighbours, and only few of those pairs are far from
-//! empty. Otherwise, or where a breaker is open between two domains, each domain is paired with each.
+//! empty. Two places between which a breaker is open are taken apart, down to the domains that it is between. Where domains do not
+//! nest each is paired with each.
 
 use std::collections::HashMap;
 
@@ -16,8 +17,10 @@ use crate::policy::{Enforcement, Policy};
 #[derive(Debug)]
 pub(super) struct Group {
     kind: Kind,
-    /// The value of its level, or its domain.
+    /// The value of its level, 0 for all; where domains do not nest, its domain.
     place: u32,
+    /// Of its first member, and of all of them where it has no children.
+    domain: u32,
     pub(super) members: Vec<usize>,
     pub(super) least: f64,
     children: Vec<usize>,
@@ -88,7 +91,7 @@ impl Passages {
             .iter()
             .map(|side| (side.worker, side.cost.bound))
             .collect();
-        let nested = fleet.links.is_uniform();
+        let nested = fleet.links.is_regular();
         let side = |workers: &[(WorkerIndex, f64)]| {
             if nested {
                 Side::tree(fleet, workers)
@@ -184,10 +187,11 @@ impl Side {
         }
     }
 
-    fn add(&mut self, kind: Kind, place: u32) -> usize {
+    fn add(&mut self, kind: Kind, place: u32, domain: u32) -> usize {
         self.groups.push(Group {
             kind,
             place,
+            domain,
             members: Vec::new(),
             least: f64::INFINITY,
             children: Vec::new(),
@@ -210,23 +214,23 @@ impl Side {
         let mut known: Vec<Option<usize>> = Vec::new();
         for member in by_bound(workers) {
             let (worker, bound) = workers[member];
-            let kind = kind(fleet, worker);
+            let (domain, kind) = (fleet.workers.domain[worker], kind(fleet, worker));
             let position = kinds.iter().position(|one| *one == kind);
             let position = position.unwrap_or_else(|| {
                 kinds.push(kind);
                 known.resize(kinds.len() * values, None);
-                let root = side.add(kind, 0);
+                let root = side.add(kind, 0, domain);
                 side.roots.push(root);
                 kinds.len() - 1
             });
             let mut group = side.roots[position];
             side.join(group, member, bound);
-            for &value in fleet.links.path(fleet.workers.domain[worker]).iter().rev() {
+            for &value in fleet.links.path(domain).iter().rev() {
                 let slot = position * values + value as usize;
                 group = match known[slot] {
                     Some(child) => child,
                     None => {
-                        let child = side.add(kind, value);
+                        let child = side.add(kind, value, domain);
                         side.groups[group].children.push(child);
                         known[slot] = Some(child);
                         child
@@ -248,7 +252,7 @@ impl Side {
             let (domain, kind) = (fleet.workers.domain[worker], kind(fleet, worker));
             let group = *known
                 .entry((domain, kind))
-                .or_insert_with(|| side.add(kind, domain));
+                .or_insert_with(|| side.add(kind, domain, domain));
             side.join(group, member, bound);
             side.homes[member] = group;
         }
@@ -319,7 +323,12 @@ impl Finder<'_> {
         routes: &[Result<Route, NoRoute>],
     ) {
         if level == 0 {
-            return self.pair(source, target, true, routes[0]);
+            let route = if self.is_shut(source, target) {
+                self.between(source, target)
+            } else {
+                routes[0]
+            };
+            return self.pair(source, target, true, route);
         }
         let (sources, targets) = (self.sources, self.targets);
         for &from in &sources.groups[source].children {
@@ -327,21 +336,54 @@ impl Finder<'_> {
                 if sources.groups[from].place == targets.groups[to].place {
                     self.descend(from, to, level - 1, routes);
                 } else {
-                    self.pair(from, to, false, routes[level]);
+                    self.apart(from, to, routes[level]);
                 }
             }
         }
+    }
+
+    /// Two groups of two places, between whose domains `route` leads where no breaker is open.
+    fn apart(&mut self, source: usize, target: usize, route: Result<Route, NoRoute>) {
+        if !self.is_shut(source, target) {
+            return self.pair(source, target, false, route);
+        }
+        let (sources, targets) = (self.sources, self.targets);
+        let within = (
+            &sources.groups[source].children,
+            &targets.groups[target].children,
+        );
+        if within.0.is_empty() {
+            return self.pair(source, target, false, self.between(source, target));
+        }
+        for &from in within.0 {
+            for &to in within.1 {
+                self.apart(from, to, route);
+            }
+        }
+    }
+
+    /// Whether a breaker is open between two domains of theirs.
+    fn is_shut(&self, source: usize, target: usize) -> bool {
+        let places = (
+            self.sources.groups[source].place,
+            self.targets.groups[target].place,
+        );
+        self.fleet.links.is_shut(places.0, places.1)
+    }
+
+    /// The route between two groups of one domain each.
+    fn between(&self, source: usize, target: usize) -> Result<Route, NoRoute> {
+        let end = |group: &Group| (group.domain, group.kind.transports);
+        let (source, target) = (&self.sources.groups[source], &self.targets.groups[target]);
+        let links = &self.fleet.links;
+        links.route(end(source), end(target), self.preference)
     }
 
     fn each_with_each(&mut self) {
         let (sources, targets) = (self.sources, self.targets);
         for (source, from) in sources.groups.iter().enumerate() {
             for (target, to) in targets.groups.iter().enumerate() {
-                let route = self.fleet.links.route(
-                    (from.place, from.kind.transports),
-                    (to.place, to.kind.transports),
-                    self.preference,
-                );
+                let route = self.between(source, target);
                 self.pair(source, target, from.place == to.place, route);
             }
         }

@@ -106,10 +106,11 @@ fn links_of_places_that_are_no_more_change_nothing() {
     let clique_and_host = vec![Some("c".into()), Some("h1".into())];
     let promise = Promise::new(&clique_and_host, &vec![Some("h2".into())], 1);
     let elsewhere: Vec<_> = learnt.links[1..].iter().map(shut).collect();
-    assert!(fleet(&workers, &learnt, &elsewhere, &[promise]).is_uniform());
-    let fleet = fleet(&workers, &learnt, &[shut(&learnt.links[0])], &[]);
-    assert!(!fleet.is_uniform());
-    assert_eq!(fleet.breaker(0, 1), BreakerState::Open);
+    let open = fleet(&workers, &learnt, &elsewhere, &[promise]);
+    assert!(open.is_regular());
+    assert_eq!(open.breaker(0, 1), BreakerState::Closed);
+    let shut = fleet(&workers, &learnt, &[shut(&learnt.links[0])], &[]);
+    assert_eq!(shut.breaker(0, 1), BreakerState::Open);
 }
 
 #[test]
