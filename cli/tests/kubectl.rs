@@ -10,8 +10,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tempfile::TempDir;
 
@@ -33,6 +33,10 @@ case "$*" in
 esac
 "#;
 
+/// A program that is being started holds, for a moment, what another test's thread has open for writing, and a script that is open for
+/// writing cannot be run. One at a time writes the script or starts a program.
+static PROGRAMS: Mutex<()> = Mutex::new(());
+
 struct Scene {
     folder: TempDir,
     requests: Arc<Mutex<Vec<String>>>,
@@ -41,6 +45,7 @@ struct Scene {
 impl Scene {
     /// A router pod whose admin port has the record of [`RUN`], and wants a token.
     fn new() -> Self {
+        let _alone = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         let scene = Self {
             folder,
@@ -81,8 +86,7 @@ impl Scene {
         let requests = self.requests.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let head = answer(stream.unwrap());
-                requests.lock().unwrap().push(head);
+                answer(stream.unwrap(), &requests);
             }
         });
         address
@@ -101,7 +105,8 @@ impl Scene {
     }
 
     fn call(&self, path: &str, words: &[&str]) -> (Option<i32>, String, String) {
-        let output = Command::new(self.file("bin/kubectl-baton"))
+        let alone = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = Command::new(self.file("bin/kubectl-baton"))
             .args(words)
             .current_dir(self.folder.path())
             .env_clear()
@@ -109,8 +114,13 @@ impl Scene {
             .env("FAKE", self.folder.path())
             // Of a `baton` on this machine: no place of the cluster's.
             .env("BATON_ADMIN", "127.0.0.1:1")
-            .output()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .unwrap();
+        drop(alone);
+        let output = child.wait_with_output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (
             output.status.code(),
@@ -124,12 +134,13 @@ impl Scene {
     }
 }
 
-/// Answers one request, and returns its head.
-fn answer(mut stream: TcpStream) -> String {
+/// Answers one request. Its head is kept before that: whoever has the answer may look for it.
+fn answer(mut stream: TcpStream, requests: &Mutex<Vec<String>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap() > 0 {}
     let head = head.to_lowercase();
+    requests.lock().unwrap().push(head.clone());
     let (status, body) = if !head.contains("authorization: bearer secret") {
         (
             401,
@@ -153,7 +164,6 @@ fn answer(mut stream: TcpStream) -> String {
         "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     )
     .unwrap();
-    head
 }
 
 fn alive(pid: &str) -> bool {

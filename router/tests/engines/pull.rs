@@ -139,7 +139,7 @@ async fn batons_own_connector_is_called_alike_and_vouched_for() {
 #[tokio::test]
 async fn blocks_are_not_fetched_at_the_end_of_their_lease() {
     let split = Split::NixlPull {
-        lease_milliseconds: 300,
+        lease_milliseconds: 3_000,
     };
     let (served, mut p, mut d) = pair(&policy(), split).await;
     let reply = served.post("Disaggregated", "/v1/completions", BODY);
@@ -151,7 +151,7 @@ async fn blocks_are_not_fetched_at_the_end_of_their_lease() {
         body.len()
     );
     prefill.bytes(head.as_bytes()).await;
-    tokio::time::sleep(Duration::from_millis(280)).await;
+    tokio::time::sleep(Duration::from_millis(2_900)).await;
     prefill.bytes(body.as_bytes()).await;
     let decode = d.call().await;
     assert!(

@@ -213,7 +213,7 @@ async fn a_worker_that_says_nothing_is_given_up_and_another_one_answers() {
     let first = Double::start(samples::card("d0"), ARTIFACT).await;
     let second = Double::start(with_incarnation(samples::card("d1"), 2), ARTIFACT).await;
     let mut policy = policy();
-    policy.timeouts.reserve_seconds = 0.2;
+    policy.timeouts.reserve_seconds = 2.0;
     let router = Router::start(&policy, &[&first, &second]);
     router.ready(2).await;
     // Equal workers: the first of the list is taken.

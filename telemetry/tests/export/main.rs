@@ -172,7 +172,8 @@ async fn a_collector_that_is_not_there_holds_nobody_up() {
             assert!(count(&exporting.counts, "dropped") >= 9_900);
             let began = Instant::now();
             let counts = exporting.end().await;
-            assert!(began.elapsed() < Duration::from_secs(6), "the end waited");
+            // Some three seconds; a minute where the end waited for the exporter's own limit.
+            assert!(began.elapsed() < Duration::from_secs(30), "the end waited");
             assert_eq!(count(&counts, "exported"), 0);
             let all = count(&counts, "failed") + count(&counts, "dropped");
             assert_eq!(all, 10_000, "every span is counted");

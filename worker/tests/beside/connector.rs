@@ -320,7 +320,8 @@ async fn a_router_is_told_how_a_prompt_is_read_when_its_first_block_is_there() {
     let (open_one, unknown) = (asks(&daemon, "o-02"), asks(&daemon, "o-03"));
     says(&mut scheduler, &open("o-02"));
     assert_eq!(hears(&mut scheduler)["type"], "opened");
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Both are to have asked by then, over connections of their own: who comes later is told something else.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     drop((scheduler, worker));
     for asked in [open_one, unknown] {
         let status = told(asked).await.unwrap_err();

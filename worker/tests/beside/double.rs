@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Json, State};
@@ -79,10 +80,17 @@ fn now() -> f64 {
         .as_secs_f64()
 }
 
-/// A port that is free.
+/// A port that is free, and stays so while nobody listens: below those that the kernel gives to whoever asks for any.
 pub(crate) async fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap().port()
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id();
+    loop {
+        let tried = TRIED.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (first.wrapping_add(tried) % 10_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).await.is_ok() {
+            return port;
+        }
+    }
 }
 
 impl Engine {
@@ -128,8 +136,8 @@ impl Engine {
             measured: true,
             events,
         }));
+        let port = if port == 0 { free_port().await } else { port };
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
         let router = axum::Router::new()
             .route("/health", get(health))
             .route("/v1/models", get(models))

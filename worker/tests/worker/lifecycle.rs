@@ -113,15 +113,18 @@ async fn cancelling_during_a_transfer_frees_both_sides() {
 /// Routers wait two seconds, and a step of a large model may take longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefill_that_ends_after_its_canceller_has_left_keeps_nothing() {
-    let worker = worker(simulated("p")).await;
-    // One step of 60 ms: it is sealed as it ends, before the engine looks at what it was told meanwhile.
+    let mut slow = simulated("p");
+    let timing = slow.engine.simulated.as_mut().unwrap();
+    timing.prefill_per_token_nanoseconds = Some(40_000_000);
+    let worker = worker(slow).await;
+    // One step of 2.4 s: it is sealed as it ends, before the engine looks at what it was told meanwhile.
     let mut events = worker.prefill(Run::new("r", 60, 10).prefill(&worker)).await;
     while !matches!(
         next_prefill(&mut events).await,
         Some(prefill_event::Event::Started(_))
     ) {}
     let cancelling = worker.cancel_operation("r", "r/1/prefill");
-    let _ = tokio::time::timeout(std::time::Duration::from_millis(20), cancelling).await;
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(1), cancelling).await;
     worker.settled().await;
     let counters = worker.running.pool().lease_counters();
     assert_eq!(counters.expired, 0, "given back, not left to expire");

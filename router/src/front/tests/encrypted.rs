@@ -38,9 +38,7 @@ async fn connect(served: &Served, client: &TlsConnector) -> std::io::Result<TlsS
     client.connect(name, stream).await
 }
 
-async fn guarded(script: Vec<RunEvent>, folder: &Path) -> (Served, Arc<IdentityFiles>) {
-    let mut setup = Setup::new(script);
-    setup.config.head_timeout = Duration::from_millis(300);
+async fn guarded(mut setup: Setup, folder: &Path) -> (Served, Arc<IdentityFiles>) {
     let files = Arc::new(tls::open(folder.join("tls.crt"), folder.join("tls.key")).unwrap());
     setup.access.identity = Some(files.clone());
     (served(setup).await, files)
@@ -50,7 +48,7 @@ async fn guarded(script: Vec<RunEvent>, folder: &Path) -> (Served, Arc<IdentityF
 async fn a_stream_over_tls_comes_token_by_token() {
     let folder = tempfile::tempdir().unwrap();
     let client = issue(folder.path());
-    let (mut served, _files) = guarded(Vec::new(), folder.path()).await;
+    let (mut served, _files) = guarded(Setup::new(Vec::new()), folder.path()).await;
     let mut stream = connect(&served, &client).await.unwrap();
     let body = json!({"model": "tiny", "prompt": "hi", "stream": true}).to_string();
     let head = format!(
@@ -77,7 +75,7 @@ async fn a_stream_over_tls_comes_token_by_token() {
 async fn a_new_certificate_is_used_from_the_next_connection_on() {
     let folder = tempfile::tempdir().unwrap();
     let old = issue(folder.path());
-    let (served, files) = guarded(Vec::new(), folder.path()).await;
+    let (served, files) = guarded(Setup::new(Vec::new()), folder.path()).await;
     let mut open = connect(&served, &old).await.unwrap();
     let new = issue(folder.path());
     files.look();
@@ -98,7 +96,9 @@ async fn a_new_certificate_is_used_from_the_next_connection_on() {
 async fn clients_that_do_not_shake_hands_are_let_go_and_others_served() {
     let folder = tempfile::tempdir().unwrap();
     let client = issue(folder.path());
-    let (served, _files) = guarded(Vec::new(), folder.path()).await;
+    let mut setup = Setup::new(Vec::new());
+    setup.config.head_timeout = Duration::from_millis(300);
+    let (served, _files) = guarded(setup, folder.path()).await;
     let mut silent = TcpStream::connect(served.address).await.unwrap();
     let mut plain = TcpStream::connect(served.address).await.unwrap();
     plain

@@ -449,7 +449,7 @@ impl LeaseClient for Counting {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_prefill_longer_than_its_lease_is_kept_alive_by_its_reader() {
     let clock = Arc::new(MonotonicClock::start());
     let pair = Pair::over(

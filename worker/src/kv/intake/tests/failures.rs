@@ -278,7 +278,7 @@ async fn a_read_that_ends_after_its_lease_is_discarded() {
     pair.assert_unused(reservation);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_renewal_that_is_refused_ends_the_read() {
     let pair = Pair::plain().await;
     let prefill = pair.prefill_for(8, 0, 60);
