@@ -14,6 +14,21 @@ use crate::wait;
 /// A process is started again, registers, and is seen by the router within this.
 const BACK: Duration = Duration::from_secs(60);
 
+/// After a death nothing is held for longer than this: all that may follow one after the other, and nearly twice that for a busy machine.
+/// It only bounds a wait.
+pub const SETTLED: Duration = Duration::from_millis(
+    // A dead peer's connection is noticed within five seconds.
+    5_000
+        // Leases of the manifests last three, and the reaper looks every quarter of that.
+        + 3_000
+        + 750
+        // The router's longest pause before it watches a worker anew, and an idle worker's next report.
+        + 1_000
+        + 1_000
+        // The busy machine.
+        + 19_250,
+);
+
 /// Something of a fleet's worker shows within this.
 const SEEN: Duration = Duration::from_secs(20);
 

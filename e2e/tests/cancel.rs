@@ -16,8 +16,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const LEASE: Duration = Duration::from_secs(6);
 const SOON: Duration = Duration::from_secs(20);
 
+/// How long the router lets a client take nothing, where that is what is tried.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// What a busy machine may add until sockets are full and somebody is given up.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// Prompt tokens of one step of [`Manifest::slow`], which takes 1.4 seconds.
+const STEP: u32 = 2048;
 /// Prompt tokens that take more than one step.
 const LONG: u32 = 2500;
+/// Prompt tokens that take four: between any two of them there is time to look and to hang up.
+const LONGEST: u32 = 4 * STEP;
 
 fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
     (0..tokens)
@@ -102,8 +111,17 @@ fn positive(value: &Value) -> bool {
 }
 
 async fn nothing_is_left(fleet: &Fleet, ask: &Ask, when: &str) -> Result<()> {
+    nothing_is_left_within(fleet, ask, when, LEASE).await
+}
+
+async fn nothing_is_left_within(
+    fleet: &Fleet,
+    ask: &Ask,
+    when: &str,
+    within: Duration,
+) -> Result<()> {
     fleet
-        .idle(LEASE)
+        .idle(within)
         .await
         .map_err(|error| error.context(format!("after a client went: {when}")))?;
     let request = ask.request.as_deref().unwrap_or_default();
@@ -131,12 +149,12 @@ async fn while_a_local_prompt_is_computed(fleet: &Fleet) -> Result<()> {
 }
 
 async fn while_a_remote_prompt_is_computed_and_moved(fleet: &Fleet) -> Result<()> {
-    let ask = ask("remote", "Disaggregated", LONG, 2);
-    // The first step is done and its blocks are on their way; the second one is computed.
+    let ask = ask("remote", "Disaggregated", LONGEST, 2);
+    // Two steps are done, so that the blocks of the first have been on their way for all of the second; two are left to hang up in.
     let halfway = |worker: &Value| {
         worker["queuedTokens"]
             .as_u64()
-            .is_some_and(|left| (1..u64::from(LONG)).contains(&left))
+            .is_some_and(|left| (1..=u64::from(LONGEST - 2 * STEP)).contains(&left))
     };
     let asks = [ask];
     hang_up(fleet, &asks, "a prompt is moved", "prefill", halfway).await?;
@@ -181,8 +199,9 @@ async fn before_the_answer_is_whole(fleet: &Fleet) -> Result<()> {
 
 /// The decode worker has reserved its blocks; the prefill worker, busy with another prompt, has not begun.
 async fn between_the_two_legs(fleet: &Fleet) -> Result<()> {
-    let before = ask("ahead", "Disaggregated", LONG, 4);
-    let ask = ask("between", "Disaggregated", LONG, 5);
+    // Equally long: the shorter one would be computed first.
+    let before = ask("ahead", "Disaggregated", LONGEST, 4);
+    let ask = ask("between", "Disaggregated", LONGEST, 5);
     let ahead = before.stream(&fleet.api);
     tokio::pin!(ahead);
     let reserved = |worker: &Value| positive(&worker["blocks"]["active"]);
@@ -191,7 +210,7 @@ async fn between_the_two_legs(fleet: &Fleet) -> Result<()> {
         seen = seen(fleet, "the first has its blocks", "decode", reserved) => seen?,
     }
     let both =
-        |worker: &Value| worker["blocks"]["active"].as_u64() > Some(u64::from(LONG) / 16 + 10);
+        |worker: &Value| worker["blocks"]["active"].as_u64() > Some(u64::from(LONGEST) / 16 + 10);
     let asks = [ask];
     tokio::select! {
         ended = &mut ahead => bail!("answered too early: {:?}", ended?),
@@ -246,7 +265,10 @@ fn a_client_that_stops_reading_is_given_up() {
             engine: format!("{{type: Simulated, simulated: {{{timing}}}}}"),
             ..Manifest::slow()
         };
-        let fleet = Fleet::of_with(&manifest, &[("BATON_WRITE_TIMEOUT_SECONDS", "2")]).await?;
+        let timeout = WRITE_TIMEOUT.as_secs().to_string();
+        let variables = [("BATON_WRITE_TIMEOUT_SECONDS", timeout.as_str())];
+        let fleet = Fleet::of_with(&manifest, &variables).await?;
+        let within = WRITE_TIMEOUT + LEASE + BUSY;
         for mode in ["Aggregated", "Disaggregated"] {
             // Several megabytes, if anybody took them.
             let ask = Ask::ids("tiny", &prompt(64, 7), 20_000)
@@ -260,7 +282,7 @@ fn a_client_that_stops_reading_is_given_up() {
             client.write_all(bytes(&ask).as_bytes()).await?;
             ensure!(client.read(&mut [0; 512]).await? > 0, "no answer begins");
             // It is still connected, and reads no more.
-            nothing_is_left(&fleet, &ask, "connected and not reading").await?;
+            nothing_is_left_within(&fleet, &ask, "connected and not reading", within).await?;
             let mut rest = Vec::new();
             // However it ends, it was not whole.
             let _ = client.read_to_end(&mut rest).await;

@@ -1,6 +1,6 @@
 //! What is done to pods while clients are served by them, on real nodes: no client notices.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +13,7 @@ use baton_e2e::openai::Ask;
 use baton_e2e::{scenario, skipped, wait};
 use serde_json::Value;
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Long prompts, each prefilled by one worker and decoded by another. A prefill takes 2 s in two steps, so that one is always under way,
 /// and an answer 4 s, longer than a worker lives that is ended without being drained.
@@ -29,12 +30,19 @@ const LEAST: u32 = 2;
 /// Leases are 3 s, and an idle worker reports every second.
 const AFTER_LEASES: Duration = Duration::from_secs(30);
 
+/// Tokens of an answer that outlasts what is done to a pool meanwhile: 80 s at least, and a drain may take 300 s.
+const LONG: u32 = 4000;
+/// So many of them, at least.
+const RUNS: usize = 4;
+/// A run begins, or a pod is met again, long before.
+const MET: Duration = Duration::from_secs(60);
+
 /// Simulated workers, and budgets that let one pod of each pool go at a time.
 fn manifest(prefill: u32, decode: u32) -> String {
     let slow = Manifest {
         prefill_replicas: prefill,
         decode_replicas: decode,
-        policy: "  timeouts: {totalSeconds: 120}\n".to_owned(),
+        policy: "  timeouts: {totalSeconds: 300}\n".to_owned(),
         ..Manifest::slow()
     };
     let mut text = slow.text();
@@ -120,22 +128,27 @@ async fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on(baton: &Installed
     baton.apply(&manifest(1, 2))?;
     baton.ready()?;
     let before = names(&baton.workers("decode")?);
-    // Each pod has a run that lasts longer than what follows.
-    let mut runs = JoinSet::new();
-    for _ in 0..4 {
-        let ask = Ask::new("tiny", "a long answer", 1500).with("ignore_eos", true);
+    // Each pod has a run that lasts longer than what follows. One begins after the other: so it is known where.
+    let mut runs: Vec<(String, AbortOnDropHandle<Result<String>>)> = Vec::new();
+    let mut ran = running(baton)?;
+    while runs.len() < RUNS || ran.values().any(|count| *count == 0) {
+        ensure!(runs.len() < 3 * RUNS, "a pod is given none: {ran:?}");
+        let ask = Ask::new("tiny", "a long answer", LONG).with("ignore_eos", true);
         let api = baton.api;
-        runs.spawn(async move { ask.mode("Aggregated").stream(&api).await?.rest().await });
+        let read = async move { ask.mode("Aggregated").stream(&api).await?.rest().await };
+        let read = AbortOnDropHandle::new(tokio::spawn(read));
+        let (pod, now) = wait::until("one more runs", MET, async || {
+            let now = running(baton).map_err(|error| format!("{error:#}"))?;
+            let more = now.iter().find(|(pod, count)| ran.get(*pod) < Some(*count));
+            match more {
+                Some((pod, _)) => Ok((pod.clone(), now)),
+                None => Err(format!("{now:?}, as before")),
+            }
+        })
+        .await?;
+        ran = now;
+        runs.push((pod, read));
     }
-    wait::until(
-        "all four run",
-        Duration::from_secs(60),
-        async || match running(baton).map_err(|error| format!("{error:#}"))? {
-            4 => Ok(()),
-            other => Err(format!("{other} run")),
-        },
-    )
-    .await?;
     baton.run(&["scale", "decodepool/decode", "--replicas=1"])?;
     let draining = ["pods", "--selector=serving.baton.dev/draining=true"];
     let name = baton.until("one drains", &draining, |list| {
@@ -161,8 +174,11 @@ async fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on(baton: &Installed
             Err(format!("{labels}: {}", pod["status"]["conditions"]))
         }
     })?;
-    while let Some(answer) = runs.join_next().await {
-        ensure!(!answer??.is_empty(), "an answer without text");
+    // Those of the other pod are hung up on: they have kept it busy so far.
+    for (pod, read) in runs {
+        if pod == name || read.is_finished() {
+            ensure!(!read.await??.is_empty(), "an answer without text");
+        }
     }
     ensure!(
         names(&baton.workers("decode")?) == before,
@@ -170,7 +186,7 @@ async fn a_scale_down_that_is_taken_back_lets_the_pod_serve_on(baton: &Installed
     );
     let what = "what was drained is given new requests";
     let mut turn = 0;
-    wait::until(what, Duration::from_secs(60), async || {
+    wait::until(what, MET, async || {
         turn += 1;
         let met = decoded_by(baton, turn).await;
         let met = met.map_err(|error| format!("{error:#}"))?;
@@ -344,13 +360,14 @@ fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready").0 == "True"
 }
 
-/// Sequences that the decode pods compute, by their own word.
-fn running(baton: &Installed) -> Result<u64> {
-    let mut sum = 0;
+/// Sequences that each decode pod computes, by its own word.
+fn running(baton: &Installed) -> Result<BTreeMap<String, u64>> {
+    let mut running = BTreeMap::new();
     for name in names(&baton.workers("decode")?) {
-        sum += baton.load(&name)?["runningSequences"].as_u64().unwrap_or(0);
+        let count = baton.load(&name)?["runningSequences"].as_u64();
+        running.insert(name, count.unwrap_or(0));
     }
-    Ok(sum)
+    Ok(running)
 }
 
 fn names(pods: &[Value]) -> Vec<String> {

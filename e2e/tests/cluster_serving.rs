@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use baton_e2e::cluster::installed::{Installed, NAMESPACE};
+use baton_e2e::cluster::installed::{Installed, NAMESPACE, SOON};
 use baton_e2e::cluster::kubectl::condition;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::Ask;
-use baton_e2e::scenario;
+use baton_e2e::{scenario, wait};
 use serde_json::{Value, json};
 
 #[path = "cluster_serving/engines.rs"]
@@ -58,9 +58,21 @@ fn pools_become_pods_that_serve_and_every_run_is_explained() {
             .spawn()?;
         baton.apply(&manifest(&baton, 2)?)?;
         baton.ready()?;
+        // A watch may be behind what the pools say.
+        let what = "the watch has seen all pods Ready";
+        let seen_all = wait::until_blocking(what, SOON, || {
+            let watched = std::fs::read(seen.path()).map_err(|error| error.to_string())?;
+            let states = States::read(&watched).map_err(|error| format!("{error:#}"))?;
+            match states.ready.len() {
+                PODS => Ok(()),
+                _ => Err(format!("{states:?}")),
+            }
+        });
         watch.kill()?;
         watch.wait()?;
-        never_ready_before_registered(&std::fs::read(seen.path())?)?;
+        seen_all?;
+        let states = States::read(&std::fs::read(seen.path())?)?;
+        ensure!(states.count > 2 * PODS, "{states:?}");
         labels_say_what_and_where(&baton)?;
         served_and_explained(&baton).await?;
         chat_is_placed_by_cost(&baton).await?;
@@ -70,31 +82,40 @@ fn pools_become_pods_that_serve_and_every_run_is_explained() {
     });
 }
 
-/// Reads all that a watch has seen so far.
-fn never_ready_before_registered(watched: &[u8]) -> Result<()> {
-    let mut ready = BTreeSet::new();
-    let mut seen = 0;
-    for pod in serde_json::Deserializer::from_slice(watched).into_iter::<Value>() {
-        // The last one may be cut off.
-        let Ok(pod) = pod else { break };
-        seen += 1;
-        // Which of the two comes first is else a matter of luck.
-        let gates = &pod["spec"]["readinessGates"];
-        ensure!(
-            gates == &json!([{"conditionType": "serving.baton.dev/registered"}]),
-            "a pod may become Ready before its card is read: its readinessGates are {gates}"
-        );
-        if condition(&pod, "Ready").0 == "True" {
-            let registered = condition(&pod, "serving.baton.dev/registered");
-            ensure!(registered.0 == "True", "Ready without its card: {pod}");
-            ready.insert(pod["metadata"]["name"].to_string());
+/// Pods of both pools.
+const PODS: usize = 3;
+
+/// What a watch has seen so far.
+#[derive(Debug, Default)]
+struct States {
+    count: usize,
+    /// Pods that were ever Ready.
+    ready: BTreeSet<String>,
+}
+
+impl States {
+    /// # Errors
+    /// A pod was, or might have been, Ready before it was registered.
+    fn read(watched: &[u8]) -> Result<Self> {
+        let mut seen = Self::default();
+        for pod in serde_json::Deserializer::from_slice(watched).into_iter::<Value>() {
+            // The last one may be cut off.
+            let Ok(pod) = pod else { break };
+            seen.count += 1;
+            // Which of the two comes first is else a matter of luck.
+            let gates = &pod["spec"]["readinessGates"];
+            ensure!(
+                gates == &json!([{"conditionType": "serving.baton.dev/registered"}]),
+                "a pod may become Ready before its card is read: its readinessGates are {gates}"
+            );
+            if condition(&pod, "Ready").0 == "True" {
+                let registered = condition(&pod, "serving.baton.dev/registered");
+                ensure!(registered.0 == "True", "Ready without its card: {pod}");
+                seen.ready.insert(pod["metadata"]["name"].to_string());
+            }
         }
+        Ok(seen)
     }
-    ensure!(
-        seen > 6 && ready.len() == 3,
-        "{seen} states, Ready: {ready:?}"
-    );
-    Ok(())
 }
 
 fn labels_say_what_and_where(baton: &Installed) -> Result<()> {

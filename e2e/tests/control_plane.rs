@@ -11,7 +11,7 @@ use baton_e2e::cluster::Cluster;
 use baton_e2e::{skipped, wait};
 
 /// An object is there, or gone, long before.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 #[test]
 fn a_control_plane_serves_kubectl_and_ends_without_remains() -> Result<()> {
@@ -31,7 +31,7 @@ fn a_control_plane_serves_kubectl_and_ends_without_remains() -> Result<()> {
         "--namespace=shown",
         "--from-literal=a=b",
     ])?;
-    kubectl.run(&["delete", "namespace", "shown", "--timeout=60s"])?;
+    kubectl.run(&["delete", "namespace", "shown", "--timeout=120s"])?;
 
     // OpenAPI is whole: kubectl reads it to refuse a field that is not there and to explain those that are.
     let refused = kubectl.refused(

@@ -1,11 +1,12 @@
 //! A thousand requests of random length, one in five given up at a random moment, a worker killed every ten seconds; then, with
 //! nobody killed, some thousands more. Whether memory stays flat, in both. Real arithmetic over the tiny model, eight clients at a time.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use baton_e2e::disaster::SETTLED;
 use baton_e2e::fleet::Fleet;
 use baton_e2e::manifest::Manifest;
 use baton_e2e::openai::{Ask, Output};
@@ -29,15 +30,16 @@ const KILL_EVERY: Duration = Duration::from_secs(10);
 /// Nothing is answered later than this: the policy's total deadline and a little for a busy machine.
 const STUCK: Duration = Duration::from_secs(60);
 
-/// Leases last three seconds, a dead connection is noticed within five.
-const SETTLED: Duration = Duration::from_secs(15);
-
 /// Longest pause of a client before its next request, milliseconds. With it the thousand last for 50 seconds at least, which is four
 /// kills, and for a minute where a run takes a tenth of a second.
 const LONGEST_THOUGHT: usize = 500;
 
 /// Runs whose duration is measured before anybody leaves.
 const MEASURED: usize = 100;
+/// Runs by which a client that leaves judges how long the next one takes: few, for a machine becomes faster and slower meanwhile.
+const RECENT: usize = 32;
+/// Timers count milliseconds: whoever leaves asks for so many tokens at least that there are some to leave in.
+const LEAVERS_ASK: usize = 24;
 
 /// Growth over a thousand requests from which on a process is not called flat: 4 KiB a request, as much as its decision record. See
 /// [`growth`].
@@ -52,7 +54,7 @@ const ROUNDS: usize = 3;
 #[derive(Clone, Debug)]
 struct Plan {
     ask: Ask,
-    /// The client goes away after this part of what a run takes.
+    /// The client goes away after this part of what a run takes; see [`Pace`].
     leaves: Option<f64>,
     thinks: Duration,
 }
@@ -82,8 +84,7 @@ fn plan(round: usize, index: usize) -> Plan {
         .filter_map(|token| u32::try_from(token).ok())
         .collect();
     let leaves = (random.below(5) == 0).then(|| random.unit());
-    // Timers count milliseconds: whoever leaves asks for so much that there are some to leave in.
-    let fewest = if leaves.is_some() { 24 } else { 1 };
+    let fewest = if leaves.is_some() { LEAVERS_ASK } else { 1 };
     let output = u32::try_from(fewest + random.below(49 - fewest)).unwrap_or(1);
     let mode = ["Aggregated", "Disaggregated", "Conditional"][random.below(3)];
     Plan {
@@ -99,7 +100,31 @@ fn plans(round: usize) -> Vec<Plan> {
     (0..REQUESTS).map(|index| plan(round, index)).collect()
 }
 
-async fn send(fleet: &Fleet, plan: &Plan, run: Duration) -> Result<End> {
+/// How long the last runs took that somebody might have left, and nobody did.
+#[derive(Debug, Default)]
+struct Pace(RefCell<VecDeque<Duration>>);
+
+impl Pace {
+    fn note(&self, lasted: Duration) {
+        let mut recent = self.0.borrow_mut();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(lasted);
+    }
+
+    /// Three of four last longer, so that most of those who leave within it do so before their run has ended.
+    fn quarter(&self) -> Result<Duration> {
+        let mut recent: Vec<Duration> = self.0.borrow().iter().copied().collect();
+        recent.sort_unstable();
+        let quarter = recent.get(recent.len() / 4).context("nothing measured")?;
+        Ok(*quarter)
+    }
+}
+
+async fn send(fleet: &Fleet, plan: &Plan, pace: &Pace) -> Result<End> {
+    let run = pace.quarter()?;
+    let began = Instant::now();
     let answer = tokio::time::timeout(STUCK, plan.ask.send(&fleet.api));
     let gone = async {
         match plan.leaves {
@@ -109,7 +134,14 @@ async fn send(fleet: &Fleet, plan: &Plan, run: Duration) -> Result<End> {
     };
     tokio::select! {
         answer = answer => match answer {
-            Ok(Ok(answer)) => Ok(End::Answered(Box::new(answer.output))),
+            Ok(Ok(answer)) => {
+                // Of those who would leave, only the fast runs end.
+                let like_leavers = answer.output.output_tokens >= LEAVERS_ASK as u64;
+                if plan.leaves.is_none() && like_leavers {
+                    pace.note(began.elapsed());
+                }
+                Ok(End::Answered(Box::new(answer.output)))
+            }
             Ok(Err(error)) => Ok(End::Failed(format!("{error:#}"))),
             Err(_) => anyhow::bail!("stuck for {STUCK:?}: {plan:?}"),
         },
@@ -117,11 +149,11 @@ async fn send(fleet: &Fleet, plan: &Plan, run: Duration) -> Result<End> {
     }
 }
 
-/// All plans, eight at a time. A run takes `run`, as those who leave believe.
+/// All plans, eight at a time.
 async fn storm(
     fleet: &Fleet,
     plans: &[Plan],
-    run: Duration,
+    pace: &Pace,
     thinking: bool,
     ended: &Cell<usize>,
 ) -> Result<Vec<End>> {
@@ -130,7 +162,7 @@ async fn storm(
             if thinking {
                 tokio::time::sleep(plan.thinks).await;
             }
-            let end = send(fleet, plan, run).await;
+            let end = send(fleet, plan, pace).await;
             ended.set(ended.get() + 1);
             end
         })
@@ -141,27 +173,26 @@ async fn storm(
         .collect()
 }
 
-/// How long runs last that somebody will leave: three of four last longer, so that most are left before they have ended. Whoever is
-/// measured stays.
-async fn measured(fleet: &Fleet, thinking: bool) -> Result<Duration> {
+/// How long runs last that somebody will leave. Whoever is measured stays.
+async fn measured(fleet: &Fleet, thinking: bool) -> Result<Pace> {
+    let pace = Pace::default();
     let plans = plans(0).into_iter().filter(|plan| plan.leaves.is_some());
     let plans: Vec<Plan> = plans.take(MEASURED).collect();
-    let lasted: Vec<Result<Duration>> = stream::iter(&plans)
+    let ended: Vec<Result<()>> = stream::iter(&plans)
         .map(async |plan| {
             if thinking {
                 tokio::time::sleep(plan.thinks).await;
             }
             let began = Instant::now();
             plan.ask.send(&fleet.api).await?;
-            Ok(began.elapsed())
+            pace.note(began.elapsed());
+            Ok(())
         })
         .buffered(CLIENTS)
         .collect()
         .await;
-    let mut lasted: Vec<Duration> = lasted.into_iter().collect::<Result<_>>()?;
-    lasted.sort_unstable();
-    let run = lasted.get(lasted.len() / 4).context("nothing measured")?;
-    Ok(*run)
+    ended.into_iter().collect::<Result<()>>()?;
+    Ok(pace)
 }
 
 /// What a worker answers to each plan that computes everything itself.
@@ -292,11 +323,11 @@ fn a_thousand_requests_while_workers_are_killed() {
         let plans = plans(1);
         // First: they warm the router, whose memory is judged, and fill its ring of records.
         let references = references(&fleet, &plans).await?;
-        let run = measured(&fleet, true).await?;
+        let pace = measured(&fleet, true).await?;
         let ended = Cell::new(REQUESTS + MEASURED);
         let mut killing = Killing::default();
         let ends = tokio::select! {
-            ends = storm(&fleet, &plans, run, true, &ended) => ends?,
+            ends = storm(&fleet, &plans, &pace, true, &ended) => ends?,
             killing = kill_workers(&fleet, &ended, &mut killing) => {
                 killing?;
                 anyhow::bail!("killing ended")
@@ -339,8 +370,9 @@ fn a_thousand_requests_while_workers_are_killed() {
         let compared = compare(&plans, &ends, &references)?;
         let left = left(&fleet)?;
         told(&format!(
-            "{REQUESTS} requests, {given_up} of {leavers} given up within {run:?}, last in {left:?}; {kills} kills, {} failed, \
-             {compared} equal to the aggregated answer",
+            "{REQUESTS} requests, {given_up} of {leavers} given up within {:?} at the end, last in {left:?}; {kills} kills, \
+             {} failed, {compared} equal to the aggregated answer",
+            pace.quarter()?,
             failed.len()
         ));
         // Some are answered before their client would have gone.
@@ -360,11 +392,11 @@ fn a_thousand_requests_while_workers_are_killed() {
 fn memory_is_flat_over_three_thousand_requests() {
     scenario(async {
         let fleet = Fleet::of(&manifest()).await?;
-        let run = measured(&fleet, false).await?;
+        let pace = measured(&fleet, false).await?;
         let ended = Cell::new(0);
         let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
         for round in 1..=WARM + ROUNDS {
-            for end in storm(&fleet, &plans(round + 1), run, false, &ended).await? {
+            for end in storm(&fleet, &plans(round + 1), &pace, false, &ended).await? {
                 ensure!(!matches!(end, End::Failed(_)), "nobody was killed: {end:?}");
             }
             fleet.idle(SETTLED).await?;

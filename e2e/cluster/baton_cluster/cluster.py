@@ -54,7 +54,7 @@ def _start(layout: Layout, missing: tuple[str, ...], tell: Callable[[str], None]
     if without := [name for name in missing if name in control_plane.PARTS]:
         tell(f"without {' and '.join(without)}, which {known.programs} does not have: no pod is scheduled, no object collected")
     else:
-        wait.until("controllers work", 60, lambda: kubectl.works("get", "serviceaccount", "default", "--namespace=default"))
+        wait.until("controllers work", 120, lambda: kubectl.works("get", "serviceaccount", "default", "--namespace=default"))
     if known.nodes:
         _nodes(layout, kubectl)
         tell(f"{known.nodes} nodes are Ready")

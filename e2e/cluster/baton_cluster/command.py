@@ -1,12 +1,14 @@
 """The program `cluster`: what it can be asked for. Results go to standard output, what is going on to standard error."""
 
 import argparse
+import contextlib
 import pathlib
 import shlex
 import sys
+from collections.abc import Iterator
 
 from . import cluster, control_plane, deployment, guard, images, inside, machine, network, node, programs, relay
-from .failure import ClusterError
+from .failure import ClusterError, NotFetched
 from .layout import DEFAULT, Layout
 
 
@@ -27,16 +29,30 @@ def _build(asked) -> None:
     if asked.where_possible and (reason := machine.cannot("api-server")):
         _tell(f"nothing is built: {reason}")
         return
-    print(programs.find(("etcd", "kube-apiserver", "kubectl"), _tell).folder)
+    with _skipped(asked, "Kubernetes"):
+        print(programs.find(("etcd", "kube-apiserver", "kubectl"), _tell).folder)
     for name in asked.tools:
         if asked.where_possible and (reason := programs.cannot_have(name)):
             _tell(f"not built: {reason}")
             continue
-        print(programs.tool(name, _tell))
+        with _skipped(asked, name):
+            print(programs.tool(name, _tell))
+
+
+@contextlib.contextmanager
+def _skipped(asked, what: str) -> Iterator[None]:
+    """With --where-possible, what cannot be had from the network is left out: `can` says so to whoever wants it."""
+    try:
+        yield
+    except NotFetched as error:
+        if not asked.where_possible:
+            raise
+        _tell(f"skipped: {what} is not built: {error}")
 
 
 def _can(asked) -> int:
-    if reason := programs.cannot_have(asked.what) if asked.what in programs.TOOLS else machine.cannot(asked.what):
+    cannot = programs.cannot_have if asked.what in programs.TOOLS else machine.cannot
+    if reason := cannot(asked.what) or programs.not_fetched(asked.what):
         print(reason)
         return 1
     return 0

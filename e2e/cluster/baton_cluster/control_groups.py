@@ -7,9 +7,13 @@ hybrid one has been run so far.
 import contextlib
 import os
 import pathlib
+import secrets
+import subprocess
 import time
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
+# Of the unified form: without these kubelet starts no pod.
+NEEDED = ("cpu", "cpuset", "memory", "pids")
 
 
 def unified() -> bool:
@@ -18,6 +22,28 @@ def unified() -> bool:
 
 def hierarchies() -> list[pathlib.Path]:
     return [ROOT] if unified() else sorted(folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.is_symlink())
+
+
+def cannot() -> str | None:
+    """Why a node can have no groups here, in one line, or nothing: some are made, entered and removed, as a node's are."""
+    trial = f"trial-{secrets.token_hex(3)}"
+    try:
+        made = create(trial, "node")
+        for group in made:
+            # A process that ends at once.
+            entered = subprocess.run(["sh", "-c", f"echo $$ > {group}/cgroup.procs"], capture_output=True, text=True, check=False)
+            if entered.returncode != 0:
+                return f"nodes need control groups, and nobody may enter {group}: {entered.stderr.strip()}"
+        if not unified():
+            return None
+        there = (made[0] / "cgroup.controllers").read_text().split()
+        missing = [controller for controller in NEEDED if controller not in there]
+        why = f"{ROOT} does not pass on, as one with processes of its own does not: that of a container, say"
+        return f"nodes need the control group controllers {', '.join(missing)}, which {why}" if missing else None
+    except OSError as error:
+        return f"nodes need control groups of their own: {error}"
+    finally:
+        remove(trial)
 
 
 def create(cluster: str, node: str) -> list[pathlib.Path]:

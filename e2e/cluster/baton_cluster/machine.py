@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 
-from . import programs
+from . import control_groups, programs
 
 # By program, the Debian package that has it.
 FOR_NODES = {
@@ -59,6 +59,8 @@ def _cannot_have_nodes() -> str | None:
         return f"nodes need {', '.join(sorted(missing))}: apt-get install --no-install-recommends {' '.join(sorted(missing))}"
     if not pathlib.Path("/sys/fs/cgroup").is_dir() or not os.access("/sys/fs/cgroup", os.W_OK):
         return "nodes need /sys/fs/cgroup to be writable"
+    if reason := control_groups.cannot():
+        return reason
     # Root of a container often may not: then it is no use to begin.
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--mount-proc", "true"],

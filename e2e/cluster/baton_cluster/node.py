@@ -83,7 +83,11 @@ def ready(layout: Layout, numbers: list[int], kubectl: Kubectl, within: float) -
     """Waits until the nodes are Ready, then gives them their GPUs and their place: a node that starts anew may have lost them."""
 
     def in_the_way() -> str | None:
-        nodes = {node["metadata"]["name"]: node for node in kubectl.json("get", "nodes")["items"]}
+        try:
+            nodes = {node["metadata"]["name"]: node for node in kubectl.json("get", "nodes")["items"]}
+        except ClusterError as error:
+            # A busy API server now and then answers too late, which the next look need not meet.
+            return str(error)
         if late := [name(number) for number in numbers if not _is_ready(nodes.get(name(number)))]:
             return f"{', '.join(late)} not Ready"
         # A node that has just come back is still said to be Ready from before.

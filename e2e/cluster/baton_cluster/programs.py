@@ -2,11 +2,13 @@
 
     <cache>/<digest>/bin/   kubernetes (one file), a link for each program's name, pause
     <cache>/tools/          helm and kwok, by version
+    <either>.not-fetched    why the last build of one could not have its modules, until one can
 
 The digest covers every file of the module and the Go that builds it, so a change of either is another folder and a folder that
 exists is complete: it is built beside and renamed.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -15,13 +17,21 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .failure import ClusterError
+from .failure import ClusterError, NotFetched
 
 MODULE = pathlib.Path(__file__).resolve().parent.parent / "kubernetes"
 SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 TOOLS = {"helm": "helm.sh/helm/v4/cmd/helm@v4.3.2", "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"}
+# How Go tells of a module that it could not fetch: by the address, but where it may ask nobody. Compilers name no addresses.
+UNFETCHED = re.compile(r"https?://|module lookup disabled by GOPROXY=off")
+# And of one that is there and is not to be had: no other moment would help.
+REFUSED = re.compile(r"SECURITY ERROR|: (404 Not Found|410 Gone)")
+TRIES = 3
+PAUSE_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ def tool(name: str, tell) -> pathlib.Path:
     """helm or kwok: in the pinned version, or the helm that is here already."""
     package = TOOLS[name]
     version = package.rpartition("@")[2]
-    target = cache() / "tools" / f"{name}-{version}"
+    target = _kept(name)
     if not target.exists() and (found := _installed(name, version)):
         return found
     if reason := cannot_have(name):
@@ -64,7 +74,7 @@ def tool(name: str, tell) -> pathlib.Path:
     with _lock(cache() / "tools" / f".{name}.lock"):
         if not target.exists():
             tell(f"building {name} {version} (1 to 2 minutes, once)")
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            with _noted(target), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 _go(["install", "-trimpath", "-ldflags", "-s -w", package], MODULE, {"GOBIN": scratch})
                 os.replace(pathlib.Path(scratch) / name, target)
     return target
@@ -73,8 +83,40 @@ def tool(name: str, tell) -> pathlib.Path:
 def cannot_have(name: str) -> str | None:
     """Why there can be no helm or kwok here, in one line, or nothing."""
     version = TOOLS[name].rpartition("@")[2]
-    there = (cache() / "tools" / f"{name}-{version}").exists() or _installed(name, version) or go_version()
+    there = _kept(name).exists() or _installed(name, version) or go_version()
     return None if there else f"there is no {name}, and no Go to build it with: install one of them"
+
+
+def not_fetched(what: str) -> str | None:
+    """Why the last build of a tool, or of the programs of a cluster, could not have its modules, in one line, unless it is there."""
+    if what not in TOOLS:
+        target = None if os.environ.get("KUBEBUILDER_ASSETS") else cache() / digest()
+    else:
+        target = None if _installed(what, TOOLS[what].rpartition("@")[2]) else _kept(what)
+    if target is None or target.exists() or not (note := _note(target)).exists():
+        return None
+    again = f"build {what}" if what in TOOLS else "build"
+    return f"{note.read_text().strip()} (`e2e/cluster/cluster {again}` tries again)"
+
+
+def _kept(name: str) -> pathlib.Path:
+    """Where a tool of the pinned version is once it is built."""
+    return cache() / "tools" / f"{name}-{TOOLS[name].rpartition('@')[2]}"
+
+
+def _note(target: pathlib.Path) -> pathlib.Path:
+    return target.with_name(f"{target.name}.not-fetched")
+
+
+@contextlib.contextmanager
+def _noted(target: pathlib.Path) -> Iterator[None]:
+    """Keeps why the modules of what is built there could not be had, for `not_fetched`."""
+    try:
+        yield
+    except NotFetched as error:
+        _note(target).write_text(f"{error}\n")
+        raise
+    _note(target).unlink(missing_ok=True)
 
 
 def _installed(name: str, version: str) -> pathlib.Path | None:
@@ -133,7 +175,7 @@ def _built(tell) -> pathlib.Path:
     with _lock(cache() / ".build.lock"):
         if not home.exists():
             tell("building Kubernetes from its Go modules (7 minutes on two cores, once)")
-            with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            with _noted(home), tempfile.TemporaryDirectory(dir=cache()) as scratch:
                 bin = pathlib.Path(scratch) / "made" / "bin"
                 bin.mkdir(parents=True)
                 _build_into(bin)
@@ -153,11 +195,20 @@ def _build_into(bin: pathlib.Path) -> None:
 
 
 def _go(arguments: list[str], folder: pathlib.Path, more: dict[str, str]) -> None:
+    """Runs Go, and again where it could not fetch something: it keeps what has come."""
     # Another Go than the one that is here is not fetched: what a digest names is what built it.
     environment = os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"} | more
-    done = subprocess.run(["go", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"go {' '.join(arguments[:1])} in {folder} failed:\n{done.stderr.strip()[-2000:]}")
+    for tries in range(1, TRIES + 1):
+        done = subprocess.run(["go", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        said = done.stderr.strip()
+        if done.returncode == 0:
+            return
+        if not UNFETCHED.search(said) or REFUSED.search(said):
+            raise ClusterError(f"go {arguments[0]} in {folder} failed:\n{said[-2000:]}")
+        if tries < TRIES:
+            time.sleep(PAUSE_SECONDS)
+    lines = [line.strip() for line in said.splitlines() if UNFETCHED.search(line)]
+    raise NotFetched(f"go {arguments[0]} could not fetch its modules in {TRIES} tries: {lines[-1][-500:]}")
 
 
 class _lock:

@@ -2,8 +2,8 @@
 //! its own. The workers in them are real, and need neither root nor a container runtime.
 //!
 //! What a kubelet does for a pod and an operator can see is done here: phase, address, state of the container, `ContainersReady`, and
-//! `Ready` once the readiness gates hold as well; a pod that is deleted ends and goes. Probes are one question to `/readyz`, and `preStop`
-//! is left out: the process gets a SIGTERM.
+//! `Ready` once the readiness gates hold as well; a pod that is deleted ends and goes. Of the probes there is that of readiness, with the
+//! pod's own limits, and `preStop` is left out: the process gets a SIGTERM.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -30,8 +30,6 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// A process that does not end when it is asked to is killed after this, which is shorter than a pod's own grace period.
 const GRACE: Duration = Duration::from_secs(10);
-
-const PROBE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Counts the pods of all nodes of this process, so that no two get one address.
 static ADDRESSES: AtomicU32 = AtomicU32::new(0);
@@ -106,6 +104,7 @@ struct Loop {
 struct Running {
     process: Process,
     address: String,
+    readiness: Readiness,
     /// What the pod's status was made of last.
     said: Option<(bool, bool)>,
 }
@@ -179,7 +178,7 @@ impl Loop {
         let Some(running) = self.pods.get_mut(&uid) else {
             return Ok(());
         };
-        let answers = answers(&running.address);
+        let answers = running.readiness.holds();
         let gates = pod["spec"]["readinessGates"].as_array();
         let held = gates.into_iter().flatten().all(|gate| {
             let name = gate["conditionType"].as_str().unwrap_or_default();
@@ -266,6 +265,7 @@ impl Loop {
         )?;
         Ok(Running {
             process,
+            readiness: Readiness::of(pod, &address),
             address,
             said: None,
         })
@@ -286,11 +286,64 @@ fn now() -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
+/// A pod's readiness probe, made as a kubelet makes it: beside all else that is done on the node, so that a late answer holds nothing up,
+/// and one alone changes nothing.
+struct Readiness {
+    ready: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+}
+
+impl Readiness {
+    /// What the pod does not say is as Kubernetes has it.
+    fn of(pod: &Value, address: &str) -> Self {
+        let probe = &pod["spec"]["containers"][0]["readinessProbe"];
+        let number = |name: &str, default: u64| probe[name].as_u64().unwrap_or(default);
+        let period = Duration::from_secs(number("periodSeconds", 10));
+        let within = Duration::from_secs(number("timeoutSeconds", 1));
+        let failures = number("failureThreshold", 3);
+        let made = Self {
+            ready: Arc::default(),
+            over: Arc::default(),
+        };
+        let (ready, over) = (made.ready.clone(), made.over.clone());
+        let address = address.to_owned();
+        // Nobody waits for its end: it may be waiting for an answer.
+        std::thread::spawn(move || {
+            let mut failed = 0;
+            while !over.load(Ordering::Relaxed) {
+                if answers(&address, within) {
+                    failed = 0;
+                    ready.store(true, Ordering::Relaxed);
+                } else {
+                    failed += 1;
+                    if failed >= failures {
+                        ready.store(false, Ordering::Relaxed);
+                    }
+                }
+                // More often while it starts: tests wait for that.
+                let started = ready.load(Ordering::Relaxed);
+                std::thread::sleep(if started { period } else { PAUSE });
+            }
+        });
+        made
+    }
+
+    fn holds(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Readiness {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Whether the worker says that it is ready: what a kubelet's probe asks.
-fn answers(address: &str) -> bool {
+fn answers(address: &str, within: Duration) -> bool {
     let ask = || -> Result<bool> {
         let mut stream = TcpStream::connect((address, 7002))?;
-        stream.set_read_timeout(Some(PROBE_WITHIN))?;
+        stream.set_read_timeout(Some(within))?;
         write!(
             stream,
             "GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"

@@ -63,6 +63,9 @@ impl Installed {
         let Some(images) = images else {
             return Ok(None);
         };
+        if !super::possible("helm")? {
+            return Ok(None);
+        }
         let Some(cluster) = start()? else {
             return Ok(None);
         };

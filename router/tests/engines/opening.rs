@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::engine::{Call, Engine};
 use crate::front::{Served, end};
 use crate::pull::prefill_answer;
-use crate::table::{FAILED, ROLE, impatient};
+use crate::table::{FAILED, FETCH, ROLE, impatient_with_fetches, patient};
 use crate::{NIXL, pair};
 
 const CHAT: &str =
@@ -13,8 +13,8 @@ const CHAT: &str =
 const REST: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 /// A token that a parser holds back, as vLLM says it.
 const HELD_BACK: &[u8] = b"data: {\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[{\"token\":\"a\",\"logprob\":-0.1}]},\"finish_reason\":null}]}\n\n";
-/// Longer than all that the first content of `impatient` may take, 0.6 s.
-const LONG: Duration = Duration::from_millis(900);
+/// Longer than the first content may take.
+const LONG: Duration = FETCH.saturating_add(Duration::from_millis(500));
 
 /// The second leg, of which the prompt is computed.
 async fn second_leg(p: &mut Engine, d: &mut Engine) -> Call {
@@ -54,9 +54,10 @@ fn links_open(served: &Served) -> u32 {
 /// Engines say the role with the first token, so the KV is there.
 #[tokio::test]
 async fn a_chat_that_ends_after_its_role_is_begun_anew_and_no_link_is_blamed() {
-    let mut policy = impatient();
+    let mut policy = impatient_with_fetches();
     policy.topology.breaker.failures = 1;
-    policy.timeouts.token_seconds = 0.3;
+    // The leg is given up when both limits have passed, and both are the next attempt's too.
+    policy.timeouts.token_seconds = 1.0;
     let (served, mut p, mut d) = pair(&policy, NIXL).await;
     for dies in [true, false] {
         let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
@@ -82,7 +83,7 @@ async fn a_chat_that_ends_after_its_role_is_begun_anew_and_no_link_is_blamed() {
 
 #[tokio::test]
 async fn a_model_that_thinks_unseen_has_the_time_of_a_token_from_each_event_of_its_answer_on() {
-    let mut policy = impatient();
+    let mut policy = impatient_with_fetches();
     policy.topology.breaker.failures = 1;
     let (served, mut p, mut d) = pair(&policy, NIXL).await;
     for opening in [ROLE.to_vec(), [ROLE, HELD_BACK].concat()] {
@@ -100,7 +101,7 @@ async fn a_model_that_thinks_unseen_has_the_time_of_a_token_from_each_event_of_i
 
 #[tokio::test]
 async fn comments_prolong_no_wait() {
-    let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
+    let (served, mut p, mut d) = pair(&impatient_with_fetches(), NIXL).await;
     let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
     let mut call = second_leg(&mut p, &mut d).await;
     let mut whole = None;
@@ -127,7 +128,7 @@ async fn comments_prolong_no_wait() {
 /// A token without text is part of the answer; and no request may hold more than its memory.
 #[tokio::test]
 async fn what_has_gone_to_the_client_is_not_answered_by_another_try() {
-    let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
+    let (served, mut p, mut d) = pair(&patient(), NIXL).await;
     let comments = ": a comment of an engine that has nothing to say yet\n\n".repeat(5_000);
     for opening in [HELD_BACK, comments.as_bytes()] {
         let opening = [ROLE, opening].concat();

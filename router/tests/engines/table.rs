@@ -27,7 +27,7 @@ enum Does {
     OpensAndFails,
     /// Begins a stream and dies before anything of the answer.
     DiesInStream,
-    /// Says nothing within the time that the policy allows.
+    /// Says nothing within the time that the policy allows: that of its leg alone is short.
     Sleeps,
 }
 
@@ -87,18 +87,35 @@ pub(crate) const FAILED: &[u8] =
 pub(crate) const STREAM: &str =
     "data: {\"choices\":[{\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
-pub(crate) fn impatient() -> Policy {
+/// Every leg has its minutes. What fails is not planned anew.
+pub(crate) fn patient() -> Policy {
     let mut policy = policy();
-    policy.timeouts.reserve_seconds = 0.2;
-    policy.timeouts.prefill_start_seconds = 0.2;
-    policy.timeouts.prefill_seconds = 0.2;
-    policy.timeouts.transfer_seconds = 0.2;
-    policy.timeouts.decode_start_seconds = 0.2;
     policy.fallback.replans = 0;
     // Each case of the table is the first failure of its link.
     policy.topology.breaker.failures = 1_000;
     policy.fallback.local_recompute.max_concurrent_per_worker = 100;
     policy.fallback.local_recompute.max_percent = 100.0;
+    policy
+}
+
+/// The same, but a leg that computes a prompt for another engine has a second: the other leg and the next attempt have their minutes.
+pub(crate) fn impatient_with_prompts() -> Policy {
+    let mut policy = patient();
+    policy.timeouts.prefill_start_seconds = 0.5;
+    policy.timeouts.prefill_seconds = 0.5;
+    policy
+}
+
+/// What [`impatient_with_fetches`] gives, from the end of the prompt to the first of the answer.
+pub(crate) const FETCH: Duration = Duration::from_secs(1);
+
+/// The same, but for the leg that fetches.
+pub(crate) fn impatient_with_fetches() -> Policy {
+    let mut policy = patient();
+    let third = FETCH.as_secs_f64() / 3.0;
+    policy.timeouts.reserve_seconds = third;
+    policy.timeouts.transfer_seconds = third;
+    policy.timeouts.decode_start_seconds = third;
     policy
 }
 
@@ -196,7 +213,6 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
     use Does::{
         Dies, DiesInStream, DiesWithin, FailsInStream, NoParameters, OpensAndFails, Says, Sleeps,
     };
-    let (served, mut p, mut d) = pair(&impatient(), NIXL).await;
     let lost = Then::Whole(Some("prefill-lost"));
     let engine = Then::Whole(Some("engine-failed"));
     let gone = Then::Whole(Some("source-lost"));
@@ -204,7 +220,6 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
         (Some(Dies), None, false, lost),
         (Some(Says(500)), None, false, lost),
         (Some(DiesWithin), None, false, lost),
-        (Some(Sleeps), None, true, lost),
         // It says nothing of the way between the two.
         (
             Some(NoParameters),
@@ -221,16 +236,24 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
         (None, Some(OpensAndFails), true, engine),
         (None, Some(DiesInStream), true, gone),
         (None, Some(Dies), false, gone),
-        (None, Some(Sleeps), true, Then::Whole(Some("timeout"))),
     ];
-    for (prefill, decode, stream, then) in cases {
-        play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
+    let late_prompt = (Some(Sleeps), None, true, lost);
+    let late_fetch = (None, Some(Sleeps), true, Then::Whole(Some("timeout")));
+    for (policy, cases) in [
+        (patient(), &cases[..]),
+        (impatient_with_prompts(), &[late_prompt][..]),
+        (impatient_with_fetches(), &[late_fetch][..]),
+    ] {
+        let (served, mut p, mut d) = pair(&policy, NIXL).await;
+        for &(prefill, decode, stream, then) in cases {
+            play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
+        }
     }
 }
 
 #[tokio::test]
 async fn without_a_budget_the_engines_own_words_are_the_answer_where_there_are_any() {
-    let mut policy = impatient();
+    let mut policy = patient();
     policy.fallback.local_recompute.max_concurrent_per_worker = 0;
     let (served, mut p, mut d) = pair(&policy, NIXL).await;
     for (prefill, decode, stream, status) in [
@@ -250,7 +273,7 @@ async fn without_a_budget_the_engines_own_words_are_the_answer_where_there_are_a
 /// vLLM answers 500 and raises its counter, too: two reports of one failure.
 #[tokio::test]
 async fn a_transfer_that_an_engine_both_says_and_counts_speaks_once_against_its_link() {
-    let mut policy = impatient();
+    let mut policy = patient();
     policy.topology.breaker.failures = 2;
     let (served, mut p, mut d) = pair(&policy, NIXL).await;
     let body = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":false}"#;

@@ -241,11 +241,12 @@ async fn an_engine_without_room_is_asked_again_and_the_other_does_not_wait_for_i
 #[tokio::test]
 async fn an_engine_that_does_not_answer_is_given_up_within_the_policys_time() {
     let mut policy = policy();
-    policy.timeouts.reserve_seconds = 0.2;
-    policy.timeouts.prefill_start_seconds = 0.1;
-    policy.timeouts.prefill_seconds = 0.1;
-    policy.timeouts.transfer_seconds = 0.1;
-    policy.timeouts.decode_start_seconds = 0.1;
+    // Of the engine that generates, the next try's too: 1.5 s in all, so that a busy machine does not make it late.
+    policy.timeouts.reserve_seconds = 0.3;
+    policy.timeouts.prefill_start_seconds = 0.3;
+    policy.timeouts.prefill_seconds = 0.3;
+    policy.timeouts.transfer_seconds = 0.3;
+    policy.timeouts.decode_start_seconds = 0.3;
     let (served, mut p, mut d) = halves(&policy).await;
     let reply = served.post("Disaggregated", "/v1/completions", BODY);
     let (prefill, decode) = tokio::join!(p.call(), d.call());

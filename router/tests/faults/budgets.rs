@@ -5,7 +5,7 @@ use baton_placement::fleet::BreakerState;
 use baton_placement::policy::{Policy, Pooling};
 use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{self, decode_event::Event, prefill_event::Event as Report};
-use baton_router::clock::Clock;
+use baton_router::clock::{Clock, Moment};
 use baton_router::run::{Mode, RunEvent};
 
 use crate::double::{ARTIFACT, Double};
@@ -79,33 +79,28 @@ async fn a_failed_transfer_speaks_against_the_way_that_was_taken() {
 
 #[tokio::test]
 async fn a_probe_that_finds_out_nothing_is_given_back() {
-    const OPEN: f64 = 4.0;
     let (p, d) = pair().await;
-    let router = Router::start(&strict(OPEN), &[&p, &d]);
+    let router = Router::start(&strict(1.0), &[&p, &d]);
     router.ready(2).await;
     breaks_over(&p, &d, "Tcp");
+    let clock = router.workers.clock;
+    let may_be_tried = |at: Moment| router.learning.link_counts(at).half_open == 1;
+    let before = clock.now();
     served(&router, Mode::Disaggregated).await;
-    let clock = Clock::start();
-    let may_be_tried = || router.learning.link_counts(clock.now()).half_open == 1;
-    assert!(!may_be_tried());
-    until("the link may be tried", may_be_tried).await;
+    assert_eq!(router.learning.link_counts(before).open, 1);
+    until("the link may be tried", || may_be_tried(clock.now())).await;
+    // Later looks are as of now: a probe that has taken as long as the link was open is given up for lost, which would look the same.
+    let now = clock.now();
 
     // The run that tries it is left by its client before anything has moved.
     let mut calls = d.direct();
     let client = router.start_run(Mode::Disaggregated, 2);
     let call = calls.decodes.recv().await.unwrap();
-    assert!(!may_be_tried(), "one at a time");
-    let before = tokio::time::Instant::now();
+    assert!(!may_be_tried(now), "one at a time");
     drop(client);
     router.entered(State::Cancelled, 1).await;
     router.holds_nothing().await;
-    until("the next run may try it", may_be_tried).await;
-    // Not because the probe was given up for lost, which takes as long as the link was open.
-    assert!(
-        before.elapsed().as_secs_f64() < OPEN / 2.0,
-        "{:?}",
-        before.elapsed()
-    );
+    until("the next run may try it", || may_be_tried(now)).await;
     drop(call);
     p.obey();
     d.obey();

@@ -133,7 +133,8 @@ async fn a_run_that_nobody_can_take_at_its_start_is_told_why() {
 #[tokio::test]
 async fn workers_that_all_refuse_are_asked_again_and_again_until_the_deadline() {
     let mut policy = policy();
-    policy.timeouts.total_seconds = 2.0;
+    // They are asked after some 1.6 seconds, and would be again after 2.6: well apart from both.
+    policy.timeouts.total_seconds = 2.1;
     for mode in [Mode::Aggregated, Mode::Disaggregated] {
         let mut workers = decoding(&["d"]).await;
         let card = with_incarnation(samples::prefill_card("p"), 2);
@@ -281,8 +282,18 @@ async fn a_run_goes_on_with_its_worker_when_that_is_back_in_time() {
     router.holds_nothing().await;
 }
 
+/// A machine that holds the test up makes a try slow; a router that waits makes all of them slow.
 #[tokio::test]
 async fn a_client_that_leaves_between_two_attempts_is_not_waited_out() {
+    let mut late = Vec::new();
+    while let Err(why) = left_between_two_attempts().await {
+        late.push(why);
+        assert!(late.len() < 5, "{late:#?}");
+    }
+}
+
+/// The error says how late the run ended.
+async fn left_between_two_attempts() -> Result<(), String> {
     let mut workers = decoding(&["d1", "d2"]).await;
     let mut calls = Double::direct_all(&workers);
     let router = serving(&policy(), &workers).await;
@@ -298,22 +309,25 @@ async fn a_client_that_leaves_between_two_attempts_is_not_waited_out() {
     drop(run);
     router.entered(State::Cancelled, 1).await;
     let waited = left.elapsed();
-    assert!(waited < Duration::from_millis(600), "{waited:?}");
     let record = router.record(&id).await;
     let outcome = record.outcome.unwrap();
     assert_eq!(
         (outcome.status, outcome.output_tokens),
         (RunStatus::Cancelled, 1)
     );
-    assert_eq!(record.states.last().unwrap().attempt, 2);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
     router.holds_nothing().await;
+    let attempts = record.states.last().unwrap().attempt;
+    let asked = asked.load(Ordering::Relaxed);
+    let at_once = (asked, attempts) == (1, 2) && waited < Duration::from_millis(600);
+    at_once.then_some(()).ok_or_else(|| {
+        format!("{waited:?} after its client, in attempt {attempts}, with {asked} refusals")
+    })
 }
 
 #[tokio::test]
 async fn a_search_that_ends_at_a_worker_that_has_changed_says_so() {
     let mut policy = policy();
-    policy.timeouts.reserve_seconds = 2.0;
+    policy.timeouts.reserve_seconds = 3.0;
     let workers = decoding(&["d1", "d2", "d3"]).await;
     let router = serving(&policy, &workers).await;
     let mut calls = Double::direct_all(&workers);
@@ -321,8 +335,8 @@ async fn a_search_that_ends_at_a_worker_that_has_changed_says_so() {
     // Each answers in time, and all of them together take longer than a search may.
     for (reason, after) in [
         ("pool-full", 0),
-        ("pool-full", 1_200),
-        ("identity-mismatch", 1_200),
+        ("pool-full", 1_600),
+        ("identity-mismatch", 1_600),
     ] {
         let call = calls.decodes.recv().await.unwrap();
         sleep(Duration::from_millis(after)).await;

@@ -4,17 +4,10 @@ use std::time::Instant;
 
 use super::*;
 
-/// A link is shut by its first failure.
-fn one_failure_opens() -> Policy {
-    let mut policy = patient();
-    policy.topology.breaker.failures = 1;
-    policy
-}
-
 /// What the engine that reads counts of a prompt that was given up elsewhere does not open its link's breaker.
 #[tokio::test]
 async fn a_transfer_that_ended_with_its_prompt_does_not_speak_against_the_link() {
-    let policy = one_failure_opens();
+    let policy = one_failure_opens(patient());
     let mut early = Early::start(&policy).await;
     let (reply, prefill, decode) = early.both(true).await;
     prefill.hang_up().await;
@@ -31,7 +24,7 @@ async fn a_transfer_that_ended_with_its_prompt_does_not_speak_against_the_link()
 /// A client that leaves takes its prompt back. Daemons of earlier releases count what was read of it as failed.
 #[tokio::test]
 async fn a_client_that_leaves_while_its_prompt_is_computed_opens_no_link() {
-    let policy = one_failure_opens();
+    let policy = one_failure_opens(patient());
     for (routers, beside) in [(1, false), (1, true), (2, false), (2, true)] {
         let what = format!("routers {routers}, beside another run: {beside}");
         let mut early = Early::start(&policy).await;
@@ -56,7 +49,7 @@ async fn a_client_that_leaves_while_its_prompt_is_computed_opens_no_link() {
 /// Nor does the deadline of a run.
 #[tokio::test]
 async fn a_run_that_ends_at_its_deadline_while_its_prompt_is_computed_opens_no_link() {
-    let mut policy = one_failure_opens();
+    let mut policy = one_failure_opens(patient());
     policy.timeouts.total_seconds = 2.0;
     let mut early = Early::start(&policy).await;
     let (reply, prefill, decode) = early.both(true).await;
@@ -69,7 +62,7 @@ async fn a_run_that_ends_at_its_deadline_while_its_prompt_is_computed_opens_no_l
 /// The engine that generates has computed the prompt: the record says so, whoever is to blame.
 #[tokio::test]
 async fn a_lease_that_its_owner_ended_is_in_the_record_and_opens_no_link() {
-    let policy = one_failure_opens();
+    let policy = one_failure_opens(patient());
     let mut early = Early::start(&policy).await;
     let (reply, prefill, mut decode) = early.both(true).await;
     prefill
@@ -153,9 +146,9 @@ async fn a_prompt_is_not_computed_on_for_an_answer_that_has_begun_without_it() {
             decode.bytes(first).await;
         }
         prefill.closed().await;
-        // A prompt whose answer lags behind its last block is not cut off; its own limit is 10 s.
+        // A prompt whose answer lags behind its last block is not cut off; its own limit is minutes.
         let waited = began.elapsed().as_secs_f64();
-        assert!((0.9..8.0).contains(&waited), "{waited} s");
+        assert!(waited > 0.9, "{waited} s");
         if stream {
             decode.chunk(LAST.as_bytes()).await;
             decode.end().await;

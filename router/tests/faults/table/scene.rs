@@ -26,6 +26,8 @@ use crate::samples;
 const ANSWER: u32 = 12;
 /// What a deadline is set to that is to pass.
 const SHORT: f64 = 0.5;
+/// One that the attempt after it has as well, and is to keep: longer than a busy machine holds a thread up.
+const KEPT: f64 = 2.0 * SHORT;
 
 fn policy(case: &Played) -> Policy {
     let mut policy = Policy {
@@ -42,19 +44,19 @@ fn policy(case: &Played) -> Policy {
     let timeouts = &mut policy.timeouts;
     match case.how {
         How::DecodeSilent => match case.phase {
-            Phase::RouteSelected => timeouts.reserve_seconds = SHORT,
-            Phase::Reserved => timeouts.prefill_start_seconds = SHORT,
-            Phase::PrefillStarted => timeouts.prefill_seconds = SHORT,
+            Phase::RouteSelected => timeouts.reserve_seconds = KEPT,
+            Phase::Reserved => timeouts.prefill_start_seconds = KEPT,
+            Phase::PrefillStarted => timeouts.prefill_seconds = KEPT,
             Phase::PrefillCompleted | Phase::TransferCompleted => {
-                timeouts.decode_start_seconds = SHORT;
+                timeouts.decode_start_seconds = KEPT;
             }
-            _ => timeouts.token_seconds = SHORT,
+            _ => timeouts.token_seconds = KEPT,
         },
         How::PrefillSilent if case.phase < Phase::PrefillStarted => {
-            timeouts.prefill_start_seconds = SHORT;
+            timeouts.prefill_start_seconds = KEPT;
         }
-        How::PrefillSilent => timeouts.prefill_seconds = SHORT,
-        How::TransferSlow => timeouts.transfer_seconds = SHORT,
+        How::PrefillSilent => timeouts.prefill_seconds = KEPT,
+        How::TransferSlow => timeouts.transfer_seconds = KEPT,
         How::QueuesFull { for_good: true } => timeouts.reserve_seconds = SHORT,
         // Longer than the attempts take to come so far.
         How::RunOverdue if case.before.is_empty() => timeouts.total_seconds = 4.0 * SHORT,
