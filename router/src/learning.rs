@@ -215,7 +215,7 @@ impl Learning {
             // The whole transfer, so that one which could not hide does not count as slow.
             expected: link
                 .calibrator
-                .predict(moved.bytes, moved.blocks)
+                .usual(moved.bytes, moved.blocks)
                 .max(SHORTEST_SLOW),
         };
         link.breaker.observe(done, pass, now.milliseconds());

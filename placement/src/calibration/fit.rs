@@ -29,6 +29,9 @@ const SPREAD_STEP: f64 = 0.1;
 /// A sample farther off than this many spreads, and than the share below, pulls no harder than one there (Huber, 1964).
 const OUTLIER_SPREADS: f64 = 3.0;
 const OUTLIER_SHARE: f64 = 0.3;
+/// The first sample of all is pulled in where it is farther off the prior than by this factor: nothing stands against it yet, and a link
+/// or a worker that is thought to be that slow is used no more and does not show that it is not.
+const WILD: f64 = 8.0;
 /// Below this determinant of the normalised matrix the system says nothing certain, and the old coefficients stay.
 const ILL_CONDITIONED: f64 = 1e-13;
 
@@ -63,6 +66,8 @@ pub(super) struct Fit {
     /// Typical sizes of the features: the system is solved in units of them.
     scale: Vector,
     prior: Sums,
+    /// As `theta` was at first.
+    expected: Vector,
     buckets: BTreeMap<u32, Sums>,
     /// In units of the features themselves.
     theta: Vector,
@@ -76,8 +81,8 @@ impl Fit {
     /// sample only. Held against a typical one, it would take up most of what a few long samples surprise with, and every short
     /// prediction would be wrong by it.
     pub(super) fn new(prior: Vector, scale: Vector, small: Vector) -> Self {
-        let at = |features: Vector| -> f64 { (0..3).map(|i| prior[i] * features[i]).sum() };
-        let share = [at(small), at(scale), at(scale)].map(|sample| PRIOR_SHARE * sample);
+        let typical = product(&prior, &scale);
+        let share = [product(&prior, &small), typical, typical].map(|sample| PRIOR_SHARE * sample);
         let mut sums = Sums::default();
         for i in 0..3 {
             let scaled = prior[i] * scale[i];
@@ -90,6 +95,7 @@ impl Fit {
         Self {
             scale,
             prior: sums,
+            expected: prior,
             buckets: BTreeMap::new(),
             theta: prior,
             spread: 1.0,
@@ -106,7 +112,7 @@ impl Fit {
     }
 
     pub(super) fn predict(&self, features: Vector) -> f64 {
-        (0..3).map(|i| self.theta[i] * features[i]).sum()
+        product(&self.theta, &features)
     }
 
     /// Takes in one sample of this bucket. What is not a positive number is ignored.
@@ -115,6 +121,12 @@ impl Fit {
             return;
         }
         let predicted = self.predict(features);
+        let expected = product(&self.expected, &features);
+        let value = if self.samples == 0 && expected > 0.0 {
+            value.clamp(expected / WILD, expected * WILD)
+        } else {
+            value
+        };
         // Between predicted and actual, so that neither a wrong prior nor noise alone sets the weight.
         let mut weight = 1.0 / (value * if predicted > 0.0 { predicted } else { value });
         if predicted > 0.0 {
@@ -123,9 +135,11 @@ impl Fit {
             let bounded = ratio.clamp(1.0 / (1.0 + limit), 1.0 + limit);
             self.spread += SPREAD_STEP * ((bounded - 1.0).abs() - self.spread);
             if bounded != ratio {
-                // It pulls as hard as a sample at the bound would, and towards where it is: were the bound itself kept,
+                // It pulls no harder than a sample at the bound would, and towards where it is: were the bound itself kept,
                 // a fit that two first samples led astray would take the truth for outliers and hold on to its own error.
                 weight *= (bounded - 1.0) / bounded * ratio / (ratio - 1.0);
+                // Nor does a prediction that is far too low give it a weight that no right one would ever have again.
+                weight = weight.min(1.0 / value.max(predicted).powi(2));
             }
         }
         for (&other, sums) in &mut self.buckets {
@@ -163,6 +177,10 @@ impl Fit {
             }
         }
     }
+}
+
+fn product(left: &Vector, right: &Vector) -> f64 {
+    (0..3).map(|i| left[i] * right[i]).sum()
 }
 
 /// The non-negative minimum of ½·uᵀMu − vᵀu: three unknowns have eight sets that may be zero, and the best feasible one is it.
@@ -325,5 +343,20 @@ mod tests {
         assert!((after / before - 1.0).abs() < 0.1, "{before} {after}");
         fit.observe(0, [1.0, 5.0, 0.0], f64::NAN);
         assert_eq!(after, fit.predict([1.0, 5.0, 0.0]));
+    }
+
+    #[test]
+    fn one_wild_sample_at_first_does_not_end_it() {
+        let prior = [1.0, 1.0, 0.0];
+        let mut fit = Fit::new(prior, [1.0, 10.0, 100.0], [1.0, 1.0, 1.0]);
+        fit.observe(0, [1.0, 5.0, 0.0], 17_000.0);
+        let thought = fit.predict([1.0, 5.0, 0.0]);
+        assert!(thought <= 6.0 * WILD, "{thought}");
+        for round in 1..12 {
+            let x = f64::from(round % 9 + 1);
+            fit.observe(0, [1.0, x, 0.0], 2.0 + 3.0 * x);
+        }
+        let after = fit.predict([1.0, 5.0, 0.0]);
+        assert!((after / 17.0 - 1.0).abs() < 0.3, "{after}");
     }
 }

@@ -6,6 +6,9 @@ use crate::coefficients::LinkCoefficients;
 
 /// Transfers before their ratios count.
 const SETTLING: u64 = 20;
+/// With each transfer so many times the prior's time, of the last one's, may be what a new link usually takes. One that is many times
+/// slower from its first transfer on, as after a silent fallback to another transport, fails some before that is what it is.
+const RISE: f64 = 1.5;
 /// Of the running mean of the lease protocol's round trips.
 const SYNCHRONIZATION_STEP: f64 = 0.1;
 
@@ -52,10 +55,18 @@ impl LinkCalibrator {
         }
     }
 
-    /// How long a transfer would take, milliseconds: what a breaker compares with.
-    pub fn predict(&self, bytes: u64, descriptors: u32) -> f64 {
-        self.fit
-            .predict([1.0, bytes as f64, f64::from(descriptors)])
+    /// How long such a transfer usually takes, milliseconds: what a breaker compares with.
+    pub fn usual(&self, bytes: u64, descriptors: u32) -> f64 {
+        let (bytes, descriptors) = (bytes as f64, f64::from(descriptors));
+        let LinkCoefficients {
+            alpha,
+            per_byte,
+            per_descriptor,
+            ..
+        } = self.prior;
+        let prior = alpha + per_byte * bytes + per_descriptor * descriptors;
+        let most = prior * RISE.powf(self.fit.samples() as f64);
+        self.fit.predict([1.0, bytes, descriptors]).min(most)
     }
 
     pub fn coefficients(&self) -> LinkCoefficients {
@@ -95,7 +106,7 @@ mod tests {
         }
         for blocks in [1u32, 5, 20, 60] {
             let bytes = u64::from(blocks) * 368_640;
-            let ratio = link.predict(bytes, blocks) / truth(bytes as f64, f64::from(blocks));
+            let ratio = link.usual(bytes, blocks) / truth(bytes as f64, f64::from(blocks));
             assert!((ratio - 1.0).abs() < 0.08, "{blocks}: {ratio}");
         }
         let coefficients = link.coefficients();
@@ -105,5 +116,20 @@ mod tests {
             "{}",
             coefficients.upper
         );
+    }
+
+    #[test]
+    fn what_is_slow_from_the_first_transfer_on_becomes_usual_and_not_at_once() {
+        let prior = link_prior("tcp");
+        let mut link = LinkCalibrator::new(prior);
+        let before = link.usual(1 << 30, 1);
+        let truth = 20.0 * before;
+        let mut seen = Vec::new();
+        for _ in 0..12 {
+            seen.push(link.usual(1 << 30, 1) / before);
+            link.observe(1 << 30, 1, truth);
+        }
+        assert!(seen[3] < 4.0, "{seen:?}");
+        assert!(seen[11] > 15.0, "{seen:?}");
     }
 }
