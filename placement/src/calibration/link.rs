@@ -6,8 +6,8 @@ use crate::coefficients::LinkCoefficients;
 
 /// Transfers before their ratios count.
 const SETTLING: u64 = 20;
-/// With each transfer so many times the prior's time, of the last one's, may be what a new link usually takes. One that is many times
-/// slower from its first transfer on, as after a silent fallback to another transport, fails some before that is what it is.
+/// What is usual for a new link may rise from the prior's time by this factor a transfer, and no faster. One that is many times slower from
+/// its first transfer on, as after a silent fallback to another transport, fails some of them before that is usual.
 const RISE: f64 = 1.5;
 /// Of the running mean of the lease protocol's round trips.
 const SYNCHRONIZATION_STEP: f64 = 0.1;

@@ -26,7 +26,7 @@ pub(crate) struct Links {
     /// Bytes that runs under way will still send out of, or into, a domain.
     promised_out: HashMap<u32, u64>,
     promised_in: HashMap<u32, u64>,
-    /// Values of the domains between which a breaker is open, of each level; of all that there is, 0 and 0.
+    /// Of the domains between which a breaker is open, their values at each level; and (0, 0), for all that there is.
     shut: HashSet<(u32, u32)>,
 }
 

@@ -96,7 +96,7 @@ fn hidden_truths() -> Vec<(WorkerCoefficients, f64)> {
     ]
 }
 
-/// Two thirds too low to a half, or twice to three times too high.
+/// By how much a prior is off: a third to a half of the truth, or two to three times as much.
 fn wrong(rng: &mut Rng) -> f64 {
     if rng.below(2) == 0 {
         0.33 + 0.17 * rng.unit()
