@@ -377,9 +377,9 @@ fn a_thousand_requests_while_workers_are_killed() {
             pace.quarter()?,
             failed.len()
         ));
-        // Some are answered before their client would have gone: where the machine has just become faster, more of them.
+        // Some are answered before their client would have gone.
         ensure!(
-            given_up * 2 > leavers && compared > REQUESTS / 2,
+            given_up * 4 >= leavers * 3 && compared > REQUESTS / 2,
             "not the storm that this is meant to be"
         );
         ensure!(left.len() >= 3, "all were left in the same states");

@@ -57,4 +57,4 @@ def _run(command: list[str], package: str) -> None:
             return
         if tries < TRIES:
             time.sleep(PAUSE_SECONDS)
-    raise NotFetched(f"pip could not fetch {package} in {TRIES} tries: {done.stderr.strip()[-500:]}")
+    raise NotFetched(f"pip could not fetch {package} in {TRIES} tries, let pip reach an index that has it: {done.stderr.strip()[-500:]}")

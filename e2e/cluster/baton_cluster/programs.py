@@ -208,7 +208,7 @@ def _go(arguments: list[str], folder: pathlib.Path, more: dict[str, str]) -> Non
         if tries < TRIES:
             time.sleep(PAUSE_SECONDS)
     lines = [line.strip() for line in said.splitlines() if UNFETCHED.search(line)]
-    raise NotFetched(f"go {arguments[0]} could not fetch its modules in {TRIES} tries: {lines[-1][-500:]}")
+    raise NotFetched(f"go {arguments[0]} could not fetch its modules in {TRIES} tries, let GOPROXY name a proxy that has them: {lines[-1][-500:]}")
 
 
 class _lock:

@@ -66,8 +66,6 @@ pub(super) struct Fit {
     /// Typical sizes of the features: the system is solved in units of them.
     scale: Vector,
     prior: Sums,
-    /// As `theta` was at first.
-    expected: Vector,
     buckets: BTreeMap<u32, Sums>,
     /// In units of the features themselves.
     theta: Vector,
@@ -95,7 +93,6 @@ impl Fit {
         Self {
             scale,
             prior: sums,
-            expected: prior,
             buckets: BTreeMap::new(),
             theta: prior,
             spread: 1.0,
@@ -121,9 +118,8 @@ impl Fit {
             return;
         }
         let predicted = self.predict(features);
-        let expected = product(&self.expected, &features);
-        let value = if self.samples == 0 && expected > 0.0 {
-            value.clamp(expected / WILD, expected * WILD)
+        let value = if self.samples == 0 && predicted > 0.0 {
+            value.clamp(predicted / WILD, predicted * WILD)
         } else {
             value
         };

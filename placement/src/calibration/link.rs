@@ -3,6 +3,7 @@
 use super::fit::Fit;
 use super::quantile::RatioQuantile;
 use crate::coefficients::LinkCoefficients;
+use crate::cost;
 
 /// Transfers before their ratios count.
 const SETTLING: u64 = 20;
@@ -58,13 +59,7 @@ impl LinkCalibrator {
     /// How long such a transfer usually takes, milliseconds: what a breaker compares with.
     pub fn usual(&self, bytes: u64, descriptors: u32) -> f64 {
         let (bytes, descriptors) = (bytes as f64, f64::from(descriptors));
-        let LinkCoefficients {
-            alpha,
-            per_byte,
-            per_descriptor,
-            ..
-        } = self.prior;
-        let prior = alpha + per_byte * bytes + per_descriptor * descriptors;
+        let prior = cost::transfer(&self.prior, bytes, descriptors);
         let most = prior * RISE.powf(self.fit.samples() as f64);
         self.fit.predict([1.0, bytes, descriptors]).min(most)
     }

@@ -237,10 +237,9 @@ impl Links {
         ) {
             self.breakers.insert((source, target, transport), state);
             if state == BreakerState::Open {
-                let paths = (self.path(source), self.path(target));
-                let values = std::iter::zip(paths.0, paths.1).map(|(from, to)| (*from, *to));
-                let shut: Vec<(u32, u32)> = values.chain([(0, 0)]).collect();
-                self.shut.extend(shut);
+                let path = |domain: u32| topology.paths[domain as usize].iter().copied();
+                let values = std::iter::zip(path(source), path(target));
+                self.shut.extend(values.chain([(0, 0)]));
             }
         }
     }
