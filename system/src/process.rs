@@ -26,7 +26,7 @@ pub struct Process {
 impl Process {
     /// Does the work and ends; an error is one line on standard error. The log is written there too, as `RUST_LOG` asks.
     pub fn run(self, work: impl Future<Output = Result<()>>) -> ExitCode {
-        tracing_subscriber::fmt()
+        let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(filter(
                 std::env::var("RUST_LOG").ok().as_deref(),
             )))
@@ -34,7 +34,11 @@ impl Process {
             // It would complain about a full disk on the same standard error, and end the thread that had something to say.
             .log_internal_errors(false)
             .with_ansi(false)
-            .init();
+            .finish();
+        // Not its `init`, which would take in what libraries write to the `log` crate.
+        if let Err(error) = tracing::subscriber::set_global_default(log) {
+            return self.end(&format!("log: {error}"), 1);
+        }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         if let Some(threads) = self.threads {
             builder.worker_threads(threads);

@@ -5,8 +5,17 @@
 //! made the arena is private memory, and [`Arena::file`] says why.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+mod cells;
 pub mod header;
+#[cfg(test)]
+mod orders;
 pub mod view;
+
+/// What `header` stands on. The checker in `orders` compiles that file once more, over its own.
+mod atomic {
+    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
 
 use std::fmt;
 use std::io;

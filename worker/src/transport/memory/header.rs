@@ -2,11 +2,12 @@
 //!
 //! The writer is the arena's owner. Before it changes a piece it retracts the header; when the piece is whole it publishes one. A
 //! reader looks before and after its copy: the same sequence number both times says that nobody changed the piece in between. The
-//! order of stores and loads is that of H.-J. Boehm, "Can seqlocks get along with programming language memory models?", 2012.
-
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+//! order of stores and loads is that of H.-J. Boehm, "Can seqlocks get along with programming language memory models?", 2012;
+//! `orders` checks that each of them is needed and that together they are enough.
 
 use baton_protocol::header::BlockHeader;
+
+use super::atomic::{AtomicU64, Ordering, fence};
 
 /// Words of an encoded header.
 const WORDS: usize = BlockHeader::WIRE_BYTES / 8;
@@ -72,72 +73,5 @@ impl Cell {
     pub fn still(&self, seen: &Seen) -> bool {
         fence(Ordering::Acquire);
         self.sequence.load(Ordering::Relaxed) == seen.sequence
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use baton_protocol::hash::BlockHash;
-    use baton_protocol::ids::Generation;
-
-    use super::*;
-
-    fn header(generation: u64) -> BlockHeader {
-        BlockHeader {
-            hash: BlockHash(u128::from(generation) << 70 | 5),
-            generation: Generation(generation),
-            layout: generation + 1,
-            checksum: !generation,
-            fill: generation as u32,
-        }
-    }
-
-    #[test]
-    fn a_header_is_there_from_publish_to_retract() {
-        let cell = Cell::default();
-        assert_eq!(cell.read(), None);
-        cell.publish(&header(3));
-        let seen = cell.read().expect("published");
-        assert_eq!(seen.header, header(3));
-        assert!(cell.still(&seen));
-        cell.retract();
-        assert_eq!(cell.read(), None);
-        assert!(!cell.still(&seen));
-        cell.publish(&header(3));
-        assert!(
-            !cell.still(&seen),
-            "the same header again is not the same reading"
-        );
-    }
-
-    #[test]
-    fn publishing_the_same_header_disturbs_no_reader() {
-        let cell = Cell::default();
-        cell.publish(&header(3));
-        let seen = cell.read().expect("published");
-        cell.publish(&header(3));
-        assert!(cell.still(&seen));
-        cell.publish(&header(4));
-        assert!(!cell.still(&seen));
-    }
-
-    #[test]
-    fn no_reader_sees_half_of_a_header() {
-        let cell = Cell::default();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for generation in 1..200_000 {
-                    cell.publish(&header(generation));
-                }
-            });
-            let mut last = 0;
-            while last < 199_999 {
-                if let Some(seen) = cell.read() {
-                    assert_eq!(seen.header, header(seen.header.generation.0));
-                    assert!(seen.header.generation.0 >= last);
-                    last = seen.header.generation.0;
-                }
-            }
-        });
     }
 }
