@@ -34,7 +34,7 @@ fn told(output: &Output) -> String {
     )
 }
 
-pub async fn explain_prints_what_a_person_reads(fleet: &Fleet, run: &str) -> Result<()> {
+pub(crate) async fn explain_prints_what_a_person_reads(fleet: &Fleet, run: &str) -> Result<()> {
     let state = fleet.state();
     let state = state.to_str().context("state directory")?;
     let admin = fleet.admin.address().to_string();
@@ -84,7 +84,7 @@ fn replay(files: &[PathBuf], more: &[&str]) -> Result<Output> {
     command_now(&arguments)
 }
 
-pub fn replay_reproduces_every_record(fleet: &Fleet) -> Result<()> {
+pub(crate) fn replay_reproduces_every_record(fleet: &Fleet) -> Result<()> {
     let files = record_files(fleet)?;
     let mut records = 0;
     for file in &files {
@@ -101,7 +101,7 @@ pub fn replay_reproduces_every_record(fleet: &Fleet) -> Result<()> {
 }
 
 /// What was decided does not follow from what is recorded any more.
-pub fn a_tampered_record_is_found(fleet: &Fleet) -> Result<()> {
+pub(crate) fn a_tampered_record_is_found(fleet: &Fleet) -> Result<()> {
     let files = record_files(fleet)?;
     let text = std::fs::read_to_string(&files[0])?;
     for field in ["prefill", "queue"] {
@@ -130,7 +130,7 @@ pub fn a_tampered_record_is_found(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-pub fn another_policy_names_what_would_move(fleet: &Fleet, remote: &str) -> Result<()> {
+pub(crate) fn another_policy_names_what_would_move(fleet: &Fleet, remote: &str) -> Result<()> {
     let file = fleet.state().join("aggregated.yaml");
     std::fs::write(
         &file,

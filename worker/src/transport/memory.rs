@@ -14,7 +14,7 @@ pub mod view;
 
 /// What `header` stands on. The checker in `orders` compiles that file once more, over its own.
 mod atomic {
-    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 use std::fmt;

@@ -1,6 +1,7 @@
 //! Headers beside pieces, on the machine that there is: one thread, and two that race.
 
 use baton_protocol::hash::BlockHash;
+use baton_protocol::header::BlockHeader;
 use baton_protocol::ids::Generation;
 
 use super::header::Cell;

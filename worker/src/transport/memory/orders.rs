@@ -18,6 +18,11 @@ use loom::thread;
 use self::atomic::{AtomicU64, Broken, Ordering, broken};
 use self::header::Cell;
 
+#[allow(
+    unreachable_pub,
+    clippy::duplicate_mod,
+    reason = "the file that serves, over other atomics"
+)]
 #[path = "header.rs"]
 mod header;
 
@@ -25,12 +30,12 @@ mod header;
 mod atomic {
     use std::cell::Cell;
 
-    pub use loom::sync::atomic::Ordering;
+    pub(super) use loom::sync::atomic::Ordering;
     use loom::sync::atomic::{AtomicU64 as Checked, fence as checked_fence};
 
     /// The ordering that is left away.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Broken {
+    pub(super) enum Broken {
         Nothing,
         ReleaseFence,
         AcquireFence,
@@ -44,7 +49,7 @@ mod atomic {
     }
 
     /// Leaves it away from now on.
-    pub fn broken(rule: Broken) {
+    pub(super) fn broken(rule: Broken) {
         BROKEN.set(rule);
     }
 
@@ -52,7 +57,7 @@ mod atomic {
         BROKEN.get() == rule
     }
 
-    pub fn fence(order: Ordering) {
+    pub(super) fn fence(order: Ordering) {
         let gone = match order {
             Ordering::Release => Broken::ReleaseFence,
             _ => Broken::AcquireFence,
@@ -63,15 +68,15 @@ mod atomic {
     }
 
     #[derive(Debug, Default)]
-    pub struct AtomicU64(Checked);
+    pub(super) struct AtomicU64(Checked);
 
     impl AtomicU64 {
-        pub fn load(&self, order: Ordering) -> u64 {
+        pub(super) fn load(&self, order: Ordering) -> u64 {
             let weak = is_broken(Broken::AcquireLoad);
             self.0.load(if weak { Ordering::Relaxed } else { order })
         }
 
-        pub fn store(&self, value: u64, order: Ordering) {
+        pub(super) fn store(&self, value: u64, order: Ordering) {
             let weak = is_broken(Broken::ReleaseStore);
             self.0
                 .store(value, if weak { Ordering::Relaxed } else { order });
