@@ -62,6 +62,20 @@ impl Fleet {
         Self::up(&repository().join("examples/quickstart.yaml")).await
     }
 
+    /// The same with more lines of its policy's `spec`, indented by two.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn quickstart_with(policy: &str) -> Result<Self> {
+        let example = std::fs::read_to_string(repository().join("examples/quickstart.yaml"))?;
+        let mode = "  mode: Conditional\n";
+        ensure!(example.matches(mode).count() == 1, "{example}");
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("fleet.yaml");
+        std::fs::write(&file, example.replace(mode, &format!("{mode}{policy}")))?;
+        Self::start(folder, &file, &[]).await
+    }
+
     /// A fleet of a test's own resources.
     ///
     /// # Errors

@@ -15,11 +15,14 @@ use baton_e2e::fleet::Fleet;
 use baton_e2e::openai::{Ask, Completion, Stream};
 use baton_e2e::prompts::story;
 use baton_e2e::record::{OBSERVABLE, REMOTE_STATES, Record};
-use baton_e2e::{binaries, scenario, told, wait};
+use baton_e2e::{scenario, told, wait};
 use serde_json::Value;
 
 const MODEL: &str = "smollm2-135m-instruct";
 const SOON: Duration = Duration::from_secs(60);
+
+/// Remote has to be cheaper by a third of the local cost.
+const MARGIN: &str = "  cost: {marginPercent: 33}\n";
 
 /// Streams on each decode worker that make it busy. A long prompt's machine time counts thrice, and once for each of them.
 const BUSY: u64 = 6;
@@ -27,7 +30,7 @@ const BUSY: u64 = 6;
 #[test]
 fn requests_go_where_they_cost_least_and_records_say_why() {
     scenario(async {
-        let fleet = quickstart_of_a_wide_margin().await?;
+        let fleet = Fleet::quickstart_with(MARGIN).await?;
         let short = a_short_request_stays_local(&fleet).await?;
         let idle = a_long_request_on_idle_workers_stays_local(&fleet).await?;
         let remote = a_long_request_beside_decode_everywhere_goes_remote(&fleet).await?;
@@ -39,6 +42,7 @@ fn requests_go_where_they_cost_least_and_records_say_why() {
         }
         the_metrics_agree(&fleet).await?;
         records_are_found(&fleet).await?;
+        fleet.idle(SOON).await?;
 
         let runs = [&short, &idle, &remote, &hit].map(|record| record.text("run").to_owned());
         commands::explain_prints_what_a_person_reads(&fleet, &runs[2]).await?;
@@ -47,18 +51,6 @@ fn requests_go_where_they_cost_least_and_records_say_why() {
         commands::another_policy_names_what_would_move(&fleet, &runs[2])?;
         fleet.end().await
     });
-}
-
-/// Remote has to be cheaper by a third of the local cost.
-async fn quickstart_of_a_wide_margin() -> Result<Fleet> {
-    let example = std::fs::read_to_string(binaries::repository().join("examples/quickstart.yaml"))?;
-    let mode = "  mode: Conditional\n";
-    ensure!(example.matches(mode).count() == 1, "{example}");
-    let text = example.replace(mode, &format!("{mode}  cost: {{marginPercent: 33}}\n"));
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("fleet.yaml");
-    std::fs::write(&file, text)?;
-    Fleet::up(&file).await
 }
 
 async fn record(fleet: &Fleet, answer: &Completion) -> Result<Record> {

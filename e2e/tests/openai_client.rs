@@ -30,7 +30,7 @@ fn the_clients_that_people_use_work_unchanged() {
 
 fn curl_streams(address: &str) -> Result<()> {
     let body = format!(
-        "{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":5,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}"
+        "{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":5,\"temperature\":0,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}"
     );
     let url = format!("http://{address}/v1/chat/completions");
     let output = Command::new("curl")

@@ -46,6 +46,9 @@ const TOO_MANY: usize = 145;
 /// Growth over a thousand requests from which on a process is not called flat: 4 KiB a request, as much as its decision record. See
 /// [`growth`].
 const FLAT: f64 = 4.0 * 1024.0 * 1024.0;
+/// Requests from one look at a process's memory to the next that counts. A slow machine has ended fewer when it is looked at, and an
+/// allocator's habits would outweigh what a request leaves.
+const STRETCH: usize = 200;
 
 /// Thousands of requests that do not count: heaps, the router's ring of the last 1,024 records and the workers' blocks fill up.
 const WARM: usize = 2;
@@ -282,7 +285,14 @@ fn left(fleet: &Fleet) -> Result<BTreeMap<String, usize>> {
 /// megabytes larger after one stretch and not after the next. A leak makes it larger in each. So what counts is what more than half of
 /// the stretches show, however much a single one does.
 fn growth(samples: &[Sample]) -> Result<f64> {
-    let mut growths: Vec<f64> = samples
+    let mut stretches: Vec<Sample> = Vec::new();
+    for sample in samples {
+        let is_long = |last: &Sample| sample.0 >= last.0 + STRETCH;
+        if stretches.last().is_none_or(is_long) {
+            stretches.push(*sample);
+        }
+    }
+    let mut growths: Vec<f64> = stretches
         .windows(2)
         .map(|pair| {
             let requests = pair[1].0.saturating_sub(pair[0].0).max(1);

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use baton_e2e::binaries;
 use baton_e2e::fleet::Fleet;
+use baton_e2e::{binaries, wait};
 use serde_json::Value;
 
-use super::MODEL;
+use super::{MODEL, SOON};
 
 async fn command(arguments: &[&str]) -> Result<Output> {
     let program = binaries::program("baton")?;
@@ -86,16 +86,28 @@ fn replay(files: &[PathBuf], more: &[&str]) -> Result<Output> {
 
 pub(crate) fn replay_reproduces_every_record(fleet: &Fleet) -> Result<()> {
     let files = record_files(fleet)?;
-    let mut records = 0;
-    for file in &files {
-        records += std::fs::read_to_string(file)?.lines().count();
-    }
-    let output = replay(&files, &[])?;
+    let records = || {
+        let texts = files.iter().map(std::fs::read_to_string);
+        texts
+            .map(|text| text.map(|text| text.lines().count()))
+            .sum()
+    };
+    // The runs whose clients went are over, and their records may still come.
+    let what = "the records replayed are those that there are";
+    let (records, output) = wait::until_blocking(what, SOON, || {
+        let before: std::io::Result<usize> = records();
+        let output = replay(&files, &["--output", "json"]);
+        match (before, output, records()) {
+            (Ok(before), Ok(output), Ok(after)) if before == after => Ok((before, output)),
+            other => Err(format!("{other:?}")),
+        }
+    })?;
     let text = told(&output);
     ensure!(output.status.code() == Some(0), "{text}");
+    let replayed: Value = serde_json::from_slice(&output.stdout).context(text)?;
     ensure!(
-        records >= 4 && text.contains(&records.to_string()),
-        "{records} records:\n{text}"
+        records >= 4 && replayed["records"] == records && replayed["same"] == records,
+        "{records} records: {replayed}"
     );
     Ok(())
 }

@@ -85,7 +85,8 @@ async fn a_run_is_cancelled_in_every_phase_and_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelling_during_a_transfer_frees_both_sides() {
     let (prefill, decode) = tokio::join!(worker(simulated("p")), worker(simulated("d")));
-    let run = endless("r");
+    // Three seconds of prefill: it is under way until it is cancelled.
+    let run = Run::new("r", 3000, 600);
     let mut stream = decode.decode(run.decode(&decode, true)).await;
     let mut source = prefill.prefill(run.prefill(&prefill)).await;
     let descriptor = loop {

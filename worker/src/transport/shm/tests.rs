@@ -281,7 +281,12 @@ async fn another_user_is_served_nothing_and_trusted_with_nothing() {
 
 #[tokio::test]
 async fn readers_beyond_the_limit_are_told_so() {
-    let source = Source::at(address(), quick()).await;
+    // The first one says nothing for as long as this takes.
+    let patient = ShmOptions {
+        handshake: PATIENCE,
+        ..quick()
+    };
+    let source = Source::at(address(), patient).await;
     let socket = transport().socket(&source.address).expect("of this host");
     let first = UnixStream::connect(socket).await.expect("it listens");
     let error = fetched(&transport(), &source.address)

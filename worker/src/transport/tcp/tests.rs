@@ -27,6 +27,16 @@ const QUICK: TcpOptions = TcpOptions {
     readers: 1,
 };
 
+/// For whoever's limits are not the subject, and end nothing.
+const PATIENT: TcpOptions = TcpOptions {
+    connect: Duration::from_secs(30),
+    handshake: Duration::from_secs(30),
+    silence: Duration::from_secs(30),
+    stalled: Duration::from_secs(30),
+    idle: Duration::from_secs(30),
+    ..QUICK
+};
+
 struct NoBlocks;
 
 impl BlockSink for NoBlocks {
@@ -57,7 +67,10 @@ fn request(address: String) -> FetchRequest {
     }
 }
 
-async fn source(stop: &CancellationToken) -> (String, tokio::task::JoinHandle<()>) {
+async fn source(
+    options: TcpOptions,
+    stop: &CancellationToken,
+) -> (String, tokio::task::JoinHandle<()>) {
     let config = PoolConfig {
         geometry: Geometry {
             block_size: 4,
@@ -70,7 +83,7 @@ async fn source(stop: &CancellationToken) -> (String, tokio::task::JoinHandle<()
         event_capacity: 16,
     };
     let pool = KvPool::new(config, u64::MAX, Arc::new(ManualClock::default())).expect("small");
-    let listening = TcpTransport::new(QUICK)
+    let listening = TcpTransport::new(options)
         .listen("127.0.0.1:0", Arc::new(pool), stop.clone())
         .await
         .expect("a free port");
@@ -93,14 +106,19 @@ async fn peer(bytes: Vec<u8>, close: bool) -> String {
     address
 }
 
-async fn fetched_from(frames: &[Frame], raw: &[u8], close: bool) -> TransportError {
+async fn fetched_from(
+    options: TcpOptions,
+    frames: &[Frame],
+    raw: &[u8],
+    close: bool,
+) -> TransportError {
     let mut bytes = PREAMBLE.to_vec();
     for frame in frames {
         frame.encode(&mut bytes);
     }
     bytes.extend_from_slice(raw);
     let request = request(peer(bytes, close).await);
-    TcpTransport::new(QUICK)
+    TcpTransport::new(options)
         .fetch(&request, &mut NoBlocks)
         .await
         .expect_err("no such source is believed")
@@ -108,7 +126,7 @@ async fn fetched_from(frames: &[Frame], raw: &[u8], close: bool) -> TransportErr
 
 #[tokio::test]
 async fn a_silent_source_is_given_up() {
-    let error = fetched_from(&[Frame::Accepted, Frame::Alive], &[], false).await;
+    let error = fetched_from(QUICK, &[Frame::Accepted, Frame::Alive], &[], false).await;
     assert_eq!(error.failure(), HandoffFailure::Timeout, "{error}");
 }
 
@@ -120,7 +138,7 @@ async fn a_source_that_closes_in_the_middle_of_a_block_is_lost() {
         promised: Default::default(),
         before: Default::default(),
     };
-    let error = fetched_from(&[Frame::Accepted, block], &[7; 20], true).await;
+    let error = fetched_from(PATIENT, &[Frame::Accepted, block], &[7; 20], true).await;
     assert_eq!(error.failure(), HandoffFailure::SourceLost, "{error}");
 }
 
@@ -145,7 +163,7 @@ async fn frames_out_of_place_are_not_believed() {
         (&[Frame::Accepted, block(0, Some(1))], &two_ends),
     ];
     for (number, (frames, raw)) in cases.into_iter().enumerate() {
-        let error = fetched_from(frames, raw, false).await;
+        let error = fetched_from(PATIENT, frames, raw, false).await;
         assert_eq!(
             error.failure(),
             HandoffFailure::ProtocolError,
@@ -157,7 +175,7 @@ async fn frames_out_of_place_are_not_believed() {
 #[tokio::test]
 async fn another_protocol_at_the_address_is_named() {
     let request = request(peer(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), false).await);
-    let error = TcpTransport::new(QUICK)
+    let error = TcpTransport::new(PATIENT)
         .fetch(&request, &mut NoBlocks)
         .await
         .expect_err("no KV transport");
@@ -166,14 +184,14 @@ async fn another_protocol_at_the_address_is_named() {
 
 #[tokio::test]
 async fn a_busy_source_is_worth_another_try() {
-    let error = fetched_from(&[Frame::Ended(Why::Busy)], &[], false).await;
+    let error = fetched_from(PATIENT, &[Frame::Ended(Why::Busy)], &[], false).await;
     assert!(error.is_retryable(), "{error}");
 }
 
 #[tokio::test]
 async fn a_reader_that_says_nothing_or_nonsense_is_dropped_and_the_next_is_served() {
     let stop = CancellationToken::new();
-    let (address, serving) = source(&stop).await;
+    let (address, serving) = source(QUICK, &stop).await;
     let nonsense: [&[u8]; 4] = [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -192,7 +210,7 @@ async fn a_reader_that_says_nothing_or_nonsense_is_dropped_and_the_next_is_serve
     }
     // The only place is free again.
     loop {
-        let error = TcpTransport::new(QUICK)
+        let error = TcpTransport::new(PATIENT)
             .fetch(&request(address.clone()), &mut NoBlocks)
             .await
             .expect_err("no such lease");
@@ -210,10 +228,10 @@ async fn a_reader_that_says_nothing_or_nonsense_is_dropped_and_the_next_is_serve
 #[tokio::test]
 async fn readers_beyond_the_limit_are_refused_at_once() {
     let stop = CancellationToken::new();
-    let (address, serving) = source(&stop).await;
+    let (address, serving) = source(PATIENT, &stop).await;
     let mut first = TcpStream::connect(&address).await.expect("it listens");
     first.write_all(&PREAMBLE).await.expect("accepted");
-    let error = TcpTransport::new(QUICK)
+    let error = TcpTransport::new(PATIENT)
         .fetch(&request(address), &mut NoBlocks)
         .await
         .expect_err("one too many");
