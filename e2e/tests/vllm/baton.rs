@@ -10,7 +10,7 @@ use baton_e2e::{told, wait};
 
 use super::equal::{self, Question, ask, prompt, same};
 use super::events::Side;
-use super::gated::Gated;
+use super::gated::{FAILED_TRANSFERS, Gated, counted, transfers_failed};
 use super::{aborts, deaths, early, events, odd};
 
 const EXAMPLE: &str = "vllm-cpu-baton-connector.yaml";
@@ -26,6 +26,9 @@ const TEXTS: [(&str, &str); 4] = [
     // Several are waited for until they end.
     ("leaseSeconds: 30", "leaseSeconds: 15"),
 ];
+/// A daemon on a busy machine may be held up for seconds. A prompt whose lease does not come in time is not handed over, which no test here
+/// is about.
+const OPEN_WAIT: (&str, &str) = ("BATON_OPEN_WAIT_SECONDS", "30");
 /// A prompt of some steps, then a lease.
 const EXPIRED: Duration = Duration::from_secs(120);
 /// A daemon that starts anew is found and used within seconds.
@@ -44,7 +47,7 @@ pub(crate) async fn connector(vllm: &Vllm) -> Result<()> {
     let changed = Changed {
         arguments: ARGS,
         texts: &TEXTS,
-        variables: &[("BATON_FAULT", &variable)],
+        variables: &[("BATON_FAULT", &variable), OPEN_WAIT],
     };
     let fleet = vllm.pair(EXAMPLE, changed).await?;
     equal::handed_over_or_not(&fleet, "Verified", &[10, 60, 200, 600]).await?;
@@ -91,7 +94,9 @@ async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
         let words = |error: anyhow::Error| format!("{error:#}");
         let number = numbers.next().ok_or("no question is left")?;
         let question = Question::completion(prompt(number, 120));
-        let before = decode.transferred_tokens().await.map_err(words)?;
+        let transferred = decode.transferred_tokens().await.map_err(words)?;
+        let failed = counted(&fleet.admin, FAILED_TRANSFERS).await;
+        let before = (transferred, failed.map_err(words)?);
         let asked = ask(&fleet.api, &question, Some("Disaggregated"));
         let through = Box::pin(asked).await.map_err(words)?;
         let direct = question.clone().salted("direct");
@@ -113,10 +118,9 @@ async fn a_flipped_byte_is_computed_anew(fleet: &Fleet) -> Result<()> {
     ensure!(tokens > 96.0, "{tokens} tokens are fewer than three blocks");
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
-    let failed = &record.0["actual"]["failedTransfers"];
-    ensure!(failed.as_u64() >= Some(1), "{}", record.0);
+    transfers_failed(&fleet.admin, &record, before.1).await?;
     // Counted as transferred only if it was used.
-    let transferred = decode.transferred_tokens().await? - before;
+    let transferred = decode.transferred_tokens().await? - before.0;
     told(&format!(
         "the flipped block's {tokens} tokens: vLLM counts {transferred} as transferred"
     ));

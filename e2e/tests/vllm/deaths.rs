@@ -15,10 +15,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::equal::{Answered, Question, ask, prompt, same};
-use super::gated::Gated;
+use super::gated::{FAILED_TRANSFERS, Gated, counted, transfers_failed};
 
 /// A server starts in a minute, and in ten beside other work.
-const BACK: Duration = Duration::from_secs(900);
+pub(crate) const BACK: Duration = Duration::from_secs(900);
 /// A prompt that is computed again, beside a server that starts.
 const ANSWERED: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
@@ -180,13 +180,13 @@ async fn killed_between_the_legs(
     name: &str,
     number: usize,
 ) -> Result<Value> {
+    let admin = &gated.router.admin;
+    let failed = counted(admin, FAILED_TRANSFERS).await?;
     let (before, record) = between_the_legs(fleet, gated, name, number, ANSWERED, at_once).await?;
     // The decode server has noticed, computed the prompt anew, and not said so: its counter does, which the record quotes.
     ensure!(record.kind()? == "Remote", "{}", record.0);
     ensure!(record.0["fallback"].is_null(), "{}", record.0);
-    let failed = &record.0["actual"]["failedTransfers"];
-    ensure!(failed.as_u64() >= Some(1), "{}", record.0);
-    gated.counts("baton_engine_failed_transfers_total").await?;
+    transfers_failed(admin, &record, failed).await?;
     Ok(before)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use baton_e2e::fleet::Fleet;
 use baton_e2e::gate::Gate;
 use baton_e2e::http::{Client, Events};
@@ -19,8 +19,10 @@ use super::equal::{Answered, Question, ask, same};
 pub(crate) const REMOTE: Option<&str> = Some("Disaggregated");
 /// Daemons read their servers' counters once a second.
 const COUNTED: Duration = Duration::from_secs(30);
-/// A link that was shut is tried again after the policy's ten seconds, and a worker that came back is known within one or two.
-pub(crate) const OPEN_AGAIN: Duration = Duration::from_secs(90);
+/// A link that was shut is tried again after the policy's ten seconds, or sixty where a test has to find it shut, and after twice as long
+/// where that fails; a worker that came back is known within one or two.
+pub(crate) const OPEN_AGAIN: Duration = Duration::from_secs(300);
+pub(crate) const FAILED_TRANSFERS: &str = "baton_engine_failed_transfers_total";
 
 pub(crate) struct Gated {
     pub(crate) router: LoneRouter,
@@ -65,16 +67,7 @@ impl Gated {
     /// # Errors
     /// It has not.
     pub(crate) async fn counts(&self, counter: &str) -> Result<()> {
-        wait::until(counter, COUNTED, async || {
-            let words = |error: anyhow::Error| format!("{error:#}");
-            let answer = self.router.admin.get("/metrics").await.map_err(words)?;
-            let metrics = Metrics::parse(&answer.text()).map_err(words)?;
-            let count = metrics.count(counter, &[]);
-            (count >= 1.0)
-                .then_some(())
-                .ok_or_else(|| count.to_string())
-        })
-        .await
+        counts_more(&self.router.admin, counter, 0.0).await
     }
 
     /// Asks and hangs up at a moment, before which there must be no whole answer; what was recorded of it.
@@ -87,16 +80,37 @@ impl Gated {
         request: &str,
         moment: impl Future<Output = Result<()>>,
     ) -> Result<Record> {
-        let asked = async {
+        let record = self
+            .hung_up_before_the_end(question, request, moment)
+            .await?;
+        record.with_context(|| format!("{request}: it was answered before"))
+    }
+
+    /// The same of a moment that the whole answer may come before: `None` then.
+    ///
+    /// # Errors
+    /// The moment does not come.
+    pub(crate) async fn hung_up_before_the_end(
+        &self,
+        question: &Question,
+        request: &str,
+        moment: impl Future<Output = Result<()>>,
+    ) -> Result<Option<Record>> {
+        let answered = async {
             let mut events = self.open(question, request).await?;
             while events.next().await?.is_some() {}
-            bail!("{request}: it was answered before")
+            anyhow::Ok(false)
         };
-        tokio::select! {
-            answered = asked => answered,
-            come = moment => come,
+        let come = async { moment.await.map(|()| true) };
+        let caught = tokio::select! {
+            answered = answered => answered,
+            come = come => come,
         }?;
-        Record::of_request(&self.router.admin, request).await
+        if !caught {
+            return Ok(None);
+        }
+        let record = Record::of_request(&self.router.admin, request).await?;
+        Ok(Some(record))
     }
 
     /// Asks for a stream.
@@ -182,6 +196,42 @@ pub(crate) fn has_pair(view: &Result<Value>) -> Result<(), String> {
     } else {
         Err(format!("{pairs:?}"))
     }
+}
+
+/// What a router has counted.
+///
+/// # Errors
+/// It does not say.
+pub(crate) async fn counted(admin: &Client, counter: &str) -> Result<f64> {
+    let answer = admin.get("/metrics").await?.well()?;
+    Ok(Metrics::parse(&answer.text())?.count(counter, &[]))
+}
+
+/// Waits until a router has counted more than `before`.
+async fn counts_more(admin: &Client, counter: &str, before: f64) -> Result<()> {
+    wait::until(counter, COUNTED, async || {
+        let count = counted(admin, counter).await;
+        let count = count.map_err(|error| format!("{error:#}"))?;
+        (count > before)
+            .then_some(())
+            .ok_or_else(|| format!("{count}, {before} before"))
+    })
+    .await
+}
+
+/// A hand-off has failed, and only the engine's counter tells: the router counts more failures than `before`. The record has them too, or
+/// has nothing: it waits three seconds for the worker's report, which comes later where the machine is busy.
+///
+/// # Errors
+/// The record says that none has failed, or none is counted.
+pub(crate) async fn transfers_failed(admin: &Client, record: &Record, before: f64) -> Result<()> {
+    let failed = &record.0["actual"]["failedTransfers"];
+    ensure!(
+        failed.is_null() || failed.as_u64() >= Some(1),
+        "{}",
+        record.0
+    );
+    counts_more(admin, FAILED_TRANSFERS, before).await
 }
 
 async fn gate(fleet: &Fleet, pool: &str) -> Result<(Gate, Interposer)> {

@@ -82,7 +82,7 @@ pub(crate) async fn end_before_they_are_read(fleet: &Fleet, gated: &Gated) -> Re
     told(
         "a lease ended: the router sent no decode leg, and of the one that was on its way it told, and shut the link",
     );
-    // Shut until a probe works.
+    // Shut until a probe works, and none is made for the policy's minute.
     let next = Question::completion(prompt(402, 40));
     let through = gated.ask(&next).await?;
     is_right(&decode, &next, &through).await?;

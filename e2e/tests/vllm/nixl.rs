@@ -18,10 +18,11 @@ const TEXTS: [(&str, &str); 4] = [
     ("\"400\"", "\"640\""),
     // Several are waited for until they end.
     ("leaseSeconds: 30", "leaseSeconds: 15"),
-    // A leg is held until a server has started, which takes minutes beside other work.
+    // A leg is held until a server has started, which takes minutes beside other work. A link that was shut is still shut for the question
+    // that is to find it so.
     (
         "  objective:\n",
-        "  timeouts: {totalSeconds: 1200}\n  objective:\n",
+        "  timeouts: {totalSeconds: 1200}\n  topology: {breaker: {openSeconds: 60}}\n  objective:\n",
     ),
 ];
 const LARGE: usize = 200 << 10;

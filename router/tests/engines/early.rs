@@ -20,7 +20,10 @@ use crate::engine::{Call, Engine};
 use crate::front::{Reply, Served, end};
 use crate::pull::{ANSWER, prefill_answer};
 use crate::router::{SOON, until};
-use crate::table::{STREAM, answer_whole, impatient_with_fetches, impatient_with_prompts, patient};
+use crate::steady::steady;
+use crate::table::{
+    COMPUTE, STREAM, answer_whole, impatient_with_fetches, impatient_with_prompts, patient,
+};
 use crate::{pair, policy};
 
 const SPLIT: Split = Split::Baton {
@@ -291,59 +294,65 @@ async fn a_daemon_that_does_not_tell_in_time_or_at_all_costs_nothing() {
 #[tokio::test]
 async fn a_first_leg_that_fails_takes_the_second_with_it_and_not_the_answer() {
     let mut early = Early::start(&one_failure_opens(patient())).await;
-    let mut hurried = Early::start(&one_failure_opens(impatient_with_prompts())).await;
-    let mut asleep = Vec::new();
     let lost = Some("prefill-lost");
-    let cases: [(&str, Option<&str>); 6] = [
+    for (what, cause) in [
         ("dies", lost),
         ("500", lost),
-        ("sleeps", lost),
         ("nothing kept", Some("pool-full")),
         ("400", None),
         ("breaks off", lost),
-    ];
-    for (what, cause) in cases {
-        let early = match what {
-            "sleeps" => &mut hurried,
-            _ => &mut early,
-        };
-        for begun in [false, true] {
-            let (reply, mut prefill, mut decode) = early.both(true).await;
-            if begun {
-                // Its head, and what is no answer yet.
-                decode.begin().await;
-                decode.chunk(COMMENT.as_bytes()).await;
-            }
-            match what {
-                "dies" => prefill.hang_up().await,
-                "sleeps" => asleep.push(prefill),
-                "nothing kept" => {
-                    let body = br#"{"choices":[],"kv_transfer_params":null}"#;
-                    prefill.answer(200, "application/json", body).await;
-                }
-                "breaks off" => {
-                    prefill
-                        .bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{")
-                        .await;
-                    prefill.hang_up().await;
-                }
-                status => {
-                    let status = status.parse().unwrap();
-                    let body = br#"{"error":{"message":"why"}}"#;
-                    prefill.answer(status, "application/json", body).await;
-                }
-            }
-            decode.closed().await;
-            let record = early.whole(reply).await;
-            let found = record.fallback.map(|fallback| fallback.cause);
-            assert_eq!(found.as_deref(), cause, "{what}, begun {begun}");
+    ] {
+        first_leg_fails(&mut early, what, cause).await;
+    }
+    assert_eq!(early.open_links(), 0, "{NOT_TO_BLAME}");
+    // The second leg is sent before the first one is late.
+    steady(COMPUTE, async || {
+        let mut hurried = Early::start(&one_failure_opens(impatient_with_prompts())).await;
+        first_leg_fails(&mut hurried, "sleeps", lost).await;
+        assert_eq!(hurried.open_links(), 0, "{NOT_TO_BLAME}");
+    })
+    .await;
+}
+
+const NOT_TO_BLAME: &str = "the way between the two is not to blame";
+
+/// Before the second one has said anything, and after.
+async fn first_leg_fails(early: &mut Early, what: &str, cause: Option<&str>) {
+    let mut asleep = Vec::new();
+    for begun in [false, true] {
+        let (reply, mut prefill, mut decode) = early.both(true).await;
+        if begun {
+            // Its head, and what is no answer yet.
+            decode.begin().await;
+            decode.chunk(COMMENT.as_bytes()).await;
         }
+        match what {
+            "dies" => prefill.hang_up().await,
+            "sleeps" => asleep.push(prefill),
+            "nothing kept" => {
+                let body = br#"{"choices":[],"kv_transfer_params":null}"#;
+                prefill.answer(200, "application/json", body).await;
+            }
+            "breaks off" => {
+                prefill
+                    .bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{")
+                    .await;
+                prefill.hang_up().await;
+            }
+            status => {
+                let status = status.parse().unwrap();
+                let body = br#"{"error":{"message":"why"}}"#;
+                prefill.answer(status, "application/json", body).await;
+            }
+        }
+        decode.closed().await;
+        let record = early.whole(reply).await;
+        let found = record.fallback.map(|fallback| fallback.cause);
+        assert_eq!(found.as_deref(), cause, "{what}, begun {begun}");
     }
     for prefill in asleep {
         prefill.closed().await;
     }
-    let open = early.open_links() + hurried.open_links();
-    assert_eq!(open, 0, "the way between the two is not to blame");
 }
 
 /// As where the blocks are all there: one failed leg costs the run an attempt, and the other is dropped.
@@ -372,37 +381,40 @@ async fn a_second_leg_that_fails_drops_the_first_and_not_the_answer() {
 /// All its patience begins when the prompt is computed.
 #[tokio::test]
 async fn a_second_leg_is_not_late_while_the_first_one_computes() {
-    // For the second leg more than 1.6 s: a machine that is busy may hold the test up for a while.
     let mut policy = impatient_with_fetches();
     policy.timeouts.transfer_seconds = 1.0;
-    let mut early = Early::start(&policy).await;
-    for begun in [false, true] {
-        let (reply, prefill, mut decode) = early.both(true).await;
-        if begun {
-            decode.begin().await;
-            decode.chunk(COMMENT.as_bytes()).await;
+    // The second leg has a little longer than this.
+    steady(Duration::from_millis(1_600), async || {
+        let mut early = Early::start(&policy).await;
+        for begun in [false, true] {
+            let (reply, prefill, mut decode) = early.both(true).await;
+            if begun {
+                decode.begin().await;
+                decode.chunk(COMMENT.as_bytes()).await;
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            prefill
+                .answer(200, "application/json", prefill_answer().as_bytes())
+                .await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            if !begun {
+                decode.begin().await;
+            }
+            decode.chunk(STREAM.as_bytes()).await;
+            decode.end().await;
+            let record = early.ends(reply).await;
+            assert!(record.fallback.is_none(), "begun {begun}");
         }
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        // Then it is.
+        let (reply, prefill, decode) = early.both(true).await;
         prefill
             .answer(200, "application/json", prefill_answer().as_bytes())
             .await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        if !begun {
-            decode.begin().await;
-        }
-        decode.chunk(STREAM.as_bytes()).await;
-        decode.end().await;
-        let record = early.ends(reply).await;
-        assert!(record.fallback.is_none(), "begun {begun}");
-    }
-    // Then it is.
-    let (reply, prefill, decode) = early.both(true).await;
-    prefill
-        .answer(200, "application/json", prefill_answer().as_bytes())
-        .await;
-    decode.closed().await;
-    let record = early.whole(reply).await;
-    assert_eq!(record.fallback.unwrap().cause, "timeout");
+        decode.closed().await;
+        let record = early.whole(reply).await;
+        assert_eq!(record.fallback.unwrap().cause, "timeout");
+    })
+    .await;
 }
 
 #[tokio::test]

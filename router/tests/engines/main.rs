@@ -19,6 +19,8 @@ mod room;
 #[allow(dead_code)]
 #[path = "../faults/router.rs"]
 mod router;
+#[path = "../faults/steady.rs"]
+mod steady;
 #[allow(dead_code)]
 mod table;
 mod tied;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::engine::{Call, Engine};
 use crate::front::{Served, end};
 use crate::pull::prefill_answer;
+use crate::steady::steady;
 use crate::table::{FAILED, FETCH, ROLE, impatient_with_fetches, patient};
 use crate::{NIXL, pair};
 
@@ -57,46 +58,52 @@ async fn a_chat_that_ends_after_its_role_is_begun_anew_and_no_link_is_blamed() {
     let mut policy = impatient_with_fetches();
     policy.topology.breaker.failures = 1;
     // The leg is given up when both limits have passed, and both are the next attempt's too.
-    policy.timeouts.token_seconds = 1.0;
-    let (served, mut p, mut d) = pair(&policy, NIXL).await;
-    for dies in [true, false] {
-        let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
-        let mut call = second_leg(&mut p, &mut d).await;
-        call.chunk(ROLE).await;
-        let mut asleep = None;
-        if dies {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            call.hang_up().await;
-        } else {
-            asleep = Some(call);
+    policy.timeouts.token_seconds = FETCH.as_secs_f64();
+    steady(FETCH, async || {
+        let (served, mut p, mut d) = pair(&policy, NIXL).await;
+        for dies in [true, false] {
+            let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
+            let mut call = second_leg(&mut p, &mut d).await;
+            call.chunk(ROLE).await;
+            let mut asleep = None;
+            if dies {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                call.hang_up().await;
+            } else {
+                asleep = Some(call);
+            }
+            answer_next(&mut p, &mut d).await;
+            let reply = end(reply).await;
+            assert_eq!(reply.body, [ROLE, REST].concat(), "dies: {dies}");
+            assert_eq!(links_open(&served), 0, "dies: {dies}");
+            if let Some(call) = asleep {
+                call.closed().await;
+            }
+            served.router.holds_nothing().await;
         }
-        answer_next(&mut p, &mut d).await;
-        let reply = end(reply).await;
-        assert_eq!(reply.body, [ROLE, REST].concat(), "dies: {dies}");
-        assert_eq!(links_open(&served), 0, "dies: {dies}");
-        if let Some(call) = asleep {
-            call.closed().await;
-        }
-        served.router.holds_nothing().await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_model_that_thinks_unseen_has_the_time_of_a_token_from_each_event_of_its_answer_on() {
     let mut policy = impatient_with_fetches();
     policy.topology.breaker.failures = 1;
-    let (served, mut p, mut d) = pair(&policy, NIXL).await;
-    for opening in [ROLE.to_vec(), [ROLE, HELD_BACK].concat()] {
-        let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
-        let mut call = second_leg(&mut p, &mut d).await;
-        call.chunk(&opening).await;
-        tokio::time::sleep(LONG).await;
-        call.chunk(REST).await;
-        call.end().await;
-        let reply = end(reply).await;
-        assert_eq!(reply.body, [opening.as_slice(), REST].concat());
-        assert_eq!(links_open(&served), 0);
-    }
+    steady(FETCH, async || {
+        let (served, mut p, mut d) = pair(&policy, NIXL).await;
+        for opening in [ROLE.to_vec(), [ROLE, HELD_BACK].concat()] {
+            let reply = served.post("Disaggregated", "/v1/chat/completions", CHAT);
+            let mut call = second_leg(&mut p, &mut d).await;
+            call.chunk(&opening).await;
+            tokio::time::sleep(LONG).await;
+            call.chunk(REST).await;
+            call.end().await;
+            let reply = end(reply).await;
+            assert_eq!(reply.body, [opening.as_slice(), REST].concat());
+            assert_eq!(links_open(&served), 0);
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

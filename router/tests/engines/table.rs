@@ -9,6 +9,7 @@ use crate::engine::{Call, Engine};
 use crate::front::{Served, end};
 use crate::pull::{ANSWER, prefill_answer};
 use crate::router::until;
+use crate::steady::steady;
 use crate::{NIXL, pair, policy};
 
 /// What an engine does with a leg.
@@ -98,11 +99,15 @@ pub(crate) fn patient() -> Policy {
     policy
 }
 
-/// The same, but a leg that computes a prompt for another engine has a second: the other leg and the next attempt have their minutes.
+/// What [`impatient_with_prompts`] gives, from the call to the head of its answer.
+pub(crate) const COMPUTE: Duration = Duration::from_secs(1);
+
+/// The same, but for a leg that computes a prompt for another engine: the other leg and the next attempt have their minutes.
 pub(crate) fn impatient_with_prompts() -> Policy {
     let mut policy = patient();
-    policy.timeouts.prefill_start_seconds = 0.5;
-    policy.timeouts.prefill_seconds = 0.5;
+    let half = COMPUTE.as_secs_f64() / 2.0;
+    policy.timeouts.prefill_start_seconds = half;
+    policy.timeouts.prefill_seconds = half;
     policy
 }
 
@@ -237,17 +242,20 @@ async fn a_leg_that_fails_costs_the_run_an_attempt_and_not_its_answer() {
         (None, Some(DiesInStream), true, gone),
         (None, Some(Dies), false, gone),
     ];
-    let late_prompt = (Some(Sleeps), None, true, lost);
-    let late_fetch = (None, Some(Sleeps), true, Then::Whole(Some("timeout")));
-    for (policy, cases) in [
-        (patient(), &cases[..]),
-        (impatient_with_prompts(), &[late_prompt][..]),
-        (impatient_with_fetches(), &[late_fetch][..]),
+    let (served, mut p, mut d) = pair(&patient(), NIXL).await;
+    for (prefill, decode, stream, then) in cases {
+        play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
+    }
+    let late = Then::Whole(Some("timeout"));
+    for (policy, limit, prefill, decode, then) in [
+        (impatient_with_prompts(), COMPUTE, Some(Sleeps), None, lost),
+        (impatient_with_fetches(), FETCH, None, Some(Sleeps), late),
     ] {
-        let (served, mut p, mut d) = pair(&policy, NIXL).await;
-        for &(prefill, decode, stream, then) in cases {
-            play(&served, &mut p, &mut d, prefill, decode, stream, then).await;
-        }
+        steady(limit, async || {
+            let (served, mut p, mut d) = pair(&policy, NIXL).await;
+            play(&served, &mut p, &mut d, prefill, decode, true, then).await;
+        })
+        .await;
     }
 }
 

@@ -1,5 +1,7 @@
 //! The hand-off whose two legs meet: both engines get the request at once, and one's failure is the other's end.
 
+use std::time::Duration;
+
 use baton_placement::policy::{Assurance, Policy};
 use baton_placement::record::RunStatus;
 use baton_protocol::card::{Role, Split};
@@ -7,6 +9,8 @@ use serde_json::Value;
 
 use crate::engine::Engine;
 use crate::front::{Served, end};
+use crate::keeping::IDLE;
+use crate::steady::steady;
 use crate::{policy, samples};
 
 pub(crate) const BODY: &str = r#"{"model":"m","prompt":"a","max_tokens":8,"stream":true,"bootstrap_room":1,"rid":"a","routed_dp_rank":3}"#;
@@ -192,7 +196,7 @@ async fn a_prompt_that_was_given_up_ends_the_answer_that_has_begun_on_it() {
     decode.begin().await;
     let first = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
     decode.chunk(first.as_bytes()).await;
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     prefill.answer(500, "application/json", b"{}").await;
     decode.closed().await;
     let reply = end(reply).await;
@@ -241,38 +245,45 @@ async fn an_engine_without_room_is_asked_again_and_the_other_does_not_wait_for_i
 #[tokio::test]
 async fn an_engine_that_does_not_answer_is_given_up_within_the_policys_time() {
     let mut policy = policy();
-    // Of the engine that generates, the next try's too: 1.5 s in all, so that a busy machine does not make it late.
-    policy.timeouts.reserve_seconds = 0.3;
-    policy.timeouts.prefill_start_seconds = 0.3;
-    policy.timeouts.prefill_seconds = 0.3;
-    policy.timeouts.transfer_seconds = 0.3;
-    policy.timeouts.decode_start_seconds = 0.3;
-    let (served, mut p, mut d) = halves(&policy).await;
-    let reply = served.post("Disaggregated", "/v1/completions", BODY);
-    let (prefill, decode) = tokio::join!(p.call(), d.call());
-    let room = decode.json()["bootstrap_room"].clone();
-    prefill
-        .answer(200, "text/event-stream", STREAM.as_bytes())
-        .await;
-    decode.closed().await;
-    answered_by_the_next_try(&mut p, &mut d, &room).await;
-    assert_eq!(end(reply).await.text(), STREAM);
+    // Of the engine that generates all five together, and the next try has no more.
+    let limit = 0.3;
+    policy.timeouts.reserve_seconds = limit;
+    policy.timeouts.prefill_start_seconds = limit;
+    policy.timeouts.prefill_seconds = limit;
+    policy.timeouts.transfer_seconds = limit;
+    policy.timeouts.decode_start_seconds = limit;
+    steady(Duration::from_secs_f64(5.0 * limit), async || {
+        let (served, mut p, mut d) = halves(&policy).await;
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        let (prefill, decode) = tokio::join!(p.call(), d.call());
+        let room = decode.json()["bootstrap_room"].clone();
+        prefill
+            .answer(200, "text/event-stream", STREAM.as_bytes())
+            .await;
+        decode.closed().await;
+        answered_by_the_next_try(&mut p, &mut d, &room).await;
+        assert_eq!(end(reply).await.text(), STREAM);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn servers_that_have_begun_anew_are_asked_over_new_connections() {
-    let (served, mut p, mut d) = halves(&policy()).await;
-    let reply = served.post("Disaggregated", "/v1/completions", BODY);
-    answered_by_the_next_try(&mut p, &mut d, &Value::Null).await;
-    end(reply).await;
-    let reply = served.post("Disaggregated", "/v1/completions", BODY);
-    let (prefill, decode) = tokio::join!(p.call(), d.call());
-    assert_eq!(decode.earlier, 1, "a kept one");
-    let room = decode.json()["bootstrap_room"].clone();
-    tokio::join!(prefill.hang_up(), decode.hang_up());
-    answered_by_the_next_try(&mut p, &mut d, &room).await;
-    assert_eq!(end(reply).await.text(), STREAM);
-    served.router.holds_nothing().await;
+    steady(IDLE, async || {
+        let (served, mut p, mut d) = halves(&policy()).await;
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        answered_by_the_next_try(&mut p, &mut d, &Value::Null).await;
+        end(reply).await;
+        let reply = served.post("Disaggregated", "/v1/completions", BODY);
+        let (prefill, decode) = tokio::join!(p.call(), d.call());
+        assert_eq!(decode.earlier, 1, "a kept one");
+        let room = decode.json()["bootstrap_room"].clone();
+        tokio::join!(prefill.hang_up(), decode.hang_up());
+        answered_by_the_next_try(&mut p, &mut d, &room).await;
+        assert_eq!(end(reply).await.text(), STREAM);
+        served.router.holds_nothing().await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -302,7 +313,7 @@ async fn a_chat_of_which_only_the_role_has_come_is_answered_by_the_next_try() {
     let (mut prefill, mut decode) = tokio::join!(p.call(), d.call());
     decode.begin().await;
     decode.chunk(role.as_bytes()).await;
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     prefill.begin().await;
     prefill.chunk(ABORTED_EVENT.as_bytes()).await;
     decode.closed().await;

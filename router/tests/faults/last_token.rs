@@ -1,6 +1,8 @@
 //! A token that ends the run: nobody goes on from it, whatever becomes of the workers. A stop string that is found in the text. And a
 //! client that reads more slowly than its run may last.
 
+use std::time::Duration;
+
 use baton_placement::record::RunStatus;
 use baton_protocol::failure::FailureClass;
 use baton_protocol::samples;
@@ -9,6 +11,7 @@ use baton_router::run::{Mode, RunEvent};
 
 use crate::double::{ARTIFACT, Double};
 use crate::router::{PROMPT, Router, outcome};
+use crate::steady::steady;
 use crate::{answer, begin, policy, start, token, with_incarnation};
 
 /// The model's end.
@@ -136,7 +139,7 @@ async fn a_stop_string_counts_though_more_waits_to_be_read_when_its_client_leave
     let read = handle.next().await;
     assert!(matches!(read, Some(RunEvent::Token { .. })), "{read:?}");
     // For the events to fill their channel; a shorter time would only make this the case before.
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     handle.stop_matched();
     drop(handle);
     let outcome = router.record(&run).await.outcome.unwrap();
@@ -149,24 +152,29 @@ async fn a_stop_string_counts_though_more_waits_to_be_read_when_its_client_leave
 
 #[tokio::test]
 async fn a_client_too_slow_for_the_deadline_hears_that_it_has_passed() {
-    let d = Double::start(samples::card("d"), ARTIFACT).await;
+    let total = Duration::from_secs(1);
     let mut policy = policy();
-    policy.timeouts.total_seconds = 1.0;
-    let router = Router::start(&policy, &[&d]);
-    router.ready(1).await;
-    generates_more_than_may_wait(&d);
-    let handle = router.start_run(Mode::Aggregated, MANY + 1);
-    let run = handle.run.to_string();
-    let record = router.record(&run).await;
-    assert_eq!(record.states.last().unwrap().state, "failed");
-    let (read, last) = outcome(handle).await;
-    assert!(!read.is_empty() && read.len() < MANY as usize);
-    let RunEvent::Failed(failure) = last else {
-        panic!("the deadline has passed: {last:?}");
-    };
-    assert_eq!(
-        (failure.class, failure.status),
-        (FailureClass::DeadlineExceeded, 504)
-    );
-    router.holds_nothing().await;
+    policy.timeouts.total_seconds = total.as_secs_f64();
+    // Until then more has been generated than may wait.
+    steady(total, async || {
+        let d = Double::start(samples::card("d"), ARTIFACT).await;
+        let router = Router::start(&policy, &[&d]);
+        router.ready(1).await;
+        generates_more_than_may_wait(&d);
+        let handle = router.start_run(Mode::Aggregated, MANY + 1);
+        let run = handle.run.to_string();
+        let record = router.record(&run).await;
+        assert_eq!(record.states.last().unwrap().state, "failed");
+        let (read, last) = outcome(handle).await;
+        assert!(!read.is_empty() && read.len() < MANY as usize);
+        let RunEvent::Failed(failure) = last else {
+            panic!("the deadline has passed: {last:?}");
+        };
+        assert_eq!(
+            (failure.class, failure.status),
+            (FailureClass::DeadlineExceeded, 504)
+        );
+        router.holds_nothing().await;
+    })
+    .await;
 }

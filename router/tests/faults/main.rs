@@ -6,14 +6,18 @@
 mod budgets;
 mod changed;
 mod double;
+mod held_up;
 mod last_token;
 mod listing;
 mod nobody;
 mod obedient;
 mod restart;
 mod router;
+mod steady;
 mod table;
 mod transport;
+
+use std::time::Duration;
 
 use baton_placement::fleet::WorkerState;
 use baton_placement::policy::{Overrides, Policy};
@@ -29,6 +33,7 @@ use tonic::Streaming;
 use double::{ARTIFACT, Answers, Double, OpenParameters, Seen};
 use obedient::compute;
 use router::{PROMPT, Router, outcome, until};
+use steady::steady;
 
 fn policy() -> Policy {
     Policy {
@@ -210,21 +215,25 @@ async fn without_budget_a_failed_hand_off_is_planned_anew_and_then_refused() {
 
 #[tokio::test]
 async fn a_worker_that_says_nothing_is_given_up_and_another_one_answers() {
-    let first = Double::start(samples::card("d0"), ARTIFACT).await;
-    let second = Double::start(with_incarnation(samples::card("d1"), 2), ARTIFACT).await;
     let mut policy = policy();
     policy.timeouts.reserve_seconds = 2.0;
-    let router = Router::start(&policy, &[&first, &second]);
-    router.ready(2).await;
-    // Equal workers: the first of the list is taken.
-    first.decode(async |_requests, answers| answers.closed().await);
-    answer(&second, vec![token(5, PROMPT)]);
-    let handle = router.start_run(Mode::Aggregated, 1);
-    let run = handle.run.to_string();
-    let (tokens, _) = outcome(handle).await;
-    assert_eq!(tokens, [5]);
-    let record = router.record(&run).await;
-    assert_eq!(record.actual.unwrap().retries, 1);
+    // The other one has as long.
+    steady(Duration::from_secs(2), async || {
+        let first = Double::start(samples::card("d0"), ARTIFACT).await;
+        let second = Double::start(with_incarnation(samples::card("d1"), 2), ARTIFACT).await;
+        let router = Router::start(&policy, &[&first, &second]);
+        router.ready(2).await;
+        // Equal workers: the first of the list is taken.
+        first.decode(async |_requests, answers| answers.closed().await);
+        answer(&second, vec![token(5, PROMPT)]);
+        let handle = router.start_run(Mode::Aggregated, 1);
+        let run = handle.run.to_string();
+        let (tokens, _) = outcome(handle).await;
+        assert_eq!(tokens, [5]);
+        let record = router.record(&run).await;
+        assert_eq!(record.actual.unwrap().retries, 1);
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -10,11 +10,12 @@ use baton_protocol::lifecycle::State;
 use baton_protocol::wire::{self, decode_event::Event, prefill_event, watch_event};
 use baton_router::openai::error::ApiError;
 use baton_router::run::{Mode, RunEvent, RunHandle};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::double::{ARTIFACT, Calls, Double, OpenDecode, Seen};
 use crate::obedient::token;
-use crate::router::{PROMPT, Router, outcome, until};
+use crate::router::{PROMPT, Router, SOON, outcome, until};
+use crate::steady::steady;
 use crate::{begin, policy, samples, with_incarnation};
 
 /// What a client is told that may come again.
@@ -75,10 +76,16 @@ fn all_refuse<const TIMES: usize>(mut calls: Calls, milliseconds: [u64; TIMES]) 
     asked
 }
 
+/// Whoever is asked next.
+async fn next_call(calls: &mut Calls) -> OpenDecode {
+    let call = timeout(SOON, calls.decodes.recv()).await;
+    call.expect("somebody is asked").unwrap()
+}
+
 /// A run that has its first token from the worker that is asked first.
 async fn begun(router: &Router, calls: &mut Calls) -> (RunHandle, OpenDecode) {
     let mut run = router.start_run(Mode::Aggregated, 6);
-    let mut call = calls.decodes.recv().await.unwrap();
+    let mut call = next_call(calls).await;
     begin(&mut call.requests, &call.answers).await;
     call.answers.send(Event::Token(token(PROMPT))).await;
     let first = token(PROMPT).id;
@@ -133,28 +140,32 @@ async fn a_run_that_nobody_can_take_at_its_start_is_told_why() {
 #[tokio::test]
 async fn workers_that_all_refuse_are_asked_again_and_again_until_the_deadline() {
     let mut policy = policy();
-    // They are asked after some 1.6 seconds, and would be again after 2.6: well apart from both.
-    policy.timeouts.total_seconds = 2.1;
+    // They are asked after some 1.6 seconds, and would be again after 2.6 at the soonest: no wait is shorter than it is to be.
+    policy.timeouts.total_seconds = 2.5;
     for mode in [Mode::Aggregated, Mode::Disaggregated] {
-        let mut workers = decoding(&["d"]).await;
-        let card = with_incarnation(samples::prefill_card("p"), 2);
-        workers.push(Double::start(card, ARTIFACT).await);
-        let router = serving(&policy, &workers).await;
-        let asked = all_refuse(Double::direct_all(&workers), [0]);
-        let began = Instant::now();
-        let handle = router.start_run(mode, 6);
-        let run = handle.run.to_string();
-        let (tokens, last) = outcome(handle).await;
-        assert!(tokens.is_empty());
-        told(last, "no_worker");
-        let waited = began.elapsed();
-        assert!(waited > Duration::from_secs(1), "{mode}: {waited:?}");
-        let asked = asked.load(Ordering::Relaxed);
-        assert!(asked > 8, "{mode}: asked {asked} times");
-        let record = router.record(&run).await;
-        assert_eq!(record.outcome.unwrap().status, RunStatus::Failed);
-        assert_eq!(record.states.last().unwrap().attempt, asked, "{mode}");
-        router.holds_nothing().await;
+        // So long the last answers have until the deadline.
+        steady(Duration::from_millis(900), async || {
+            let mut workers = decoding(&["d"]).await;
+            let card = with_incarnation(samples::prefill_card("p"), 2);
+            workers.push(Double::start(card, ARTIFACT).await);
+            let router = serving(&policy, &workers).await;
+            let asked = all_refuse(Double::direct_all(&workers), [0]);
+            let began = Instant::now();
+            let handle = router.start_run(mode, 6);
+            let run = handle.run.to_string();
+            let (tokens, last) = outcome(handle).await;
+            assert!(tokens.is_empty());
+            told(last, "no_worker");
+            let waited = began.elapsed();
+            assert!(waited > Duration::from_secs(1), "{mode}: {waited:?}");
+            let asked = asked.load(Ordering::Relaxed);
+            assert!(asked > 8, "{mode}: asked {asked} times");
+            let record = router.record(&run).await;
+            assert_eq!(record.outcome.unwrap().status, RunStatus::Failed);
+            assert_eq!(record.states.last().unwrap().attempt, asked, "{mode}");
+            router.holds_nothing().await;
+        })
+        .await;
     }
 }
 
@@ -163,18 +174,21 @@ async fn a_client_whom_all_refuse_is_told_when_the_first_of_them_has_room() {
     let mut policy = policy();
     // Shorter than the wait before they are asked again, and longer than they take to refuse.
     policy.timeouts.reserve_seconds = 0.9;
-    let workers = decoding(&["d1", "d2", "d3"]).await;
-    let router = serving(&policy, &workers).await;
-    let asked = all_refuse(Double::direct_all(&workers), [3_000, 9_000, 7_000]);
-    let (tokens, last) = outcome(router.start_run(Mode::Aggregated, 6)).await;
-    assert!(tokens.is_empty());
-    let RunEvent::Failed(failure) = &last else {
-        panic!("nobody takes it: {last:?}");
-    };
-    assert_eq!(failure.retry_after_seconds, Some(3));
-    told(last, "no_worker");
-    assert_eq!(asked.load(Ordering::Relaxed), 3, "each once");
-    router.holds_nothing().await;
+    steady(Duration::from_millis(900), async || {
+        let workers = decoding(&["d1", "d2", "d3"]).await;
+        let router = serving(&policy, &workers).await;
+        let asked = all_refuse(Double::direct_all(&workers), [3_000, 9_000, 7_000]);
+        let (tokens, last) = outcome(router.start_run(Mode::Aggregated, 6)).await;
+        assert!(tokens.is_empty());
+        let RunEvent::Failed(failure) = &last else {
+            panic!("nobody takes it: {last:?}");
+        };
+        assert_eq!(failure.retry_after_seconds, Some(3));
+        told(last, "no_worker");
+        assert_eq!(asked.load(Ordering::Relaxed), 3, "each once");
+        router.holds_nothing().await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -182,54 +196,62 @@ async fn a_client_that_is_refused_for_good_after_a_worker_has_refused_is_told_wh
     let mut policy = policy();
     policy.timeouts.reserve_seconds = 0.9;
     policy.on_no_prefill.action = NoPrefillAction::Reject;
-    let d = Double::start(samples::card("d"), ARTIFACT).await;
-    let card = with_incarnation(samples::prefill_card("p"), 2);
-    let p = Double::start(card, ARTIFACT).await;
-    let router = Router::start(&policy, &[&d, &p]);
-    router.ready(2).await;
-    p.prefill(vec![prefill_event::Event::Refused(wire::Refused {
-        reason: "pool-full".to_owned(),
-        message: "not now".to_owned(),
-        retry_after_milliseconds: 4_000,
-    })]);
-    d.decode(async |_requests, answers| {
-        let reserved = Event::Reserved(wire::Admission::default());
-        answers.send(reserved).await;
-        answers.closed().await;
-    });
-    let (tokens, last) = outcome(router.start_run(Mode::Disaggregated, 6)).await;
-    assert!(tokens.is_empty());
-    let RunEvent::Failed(failure) = last else {
-        panic!("there is no other prefill worker: {last:?}");
-    };
-    assert_eq!((failure.status, failure.code), (503, "no_worker"));
-    assert_eq!(failure.retry_after_seconds, Some(4));
-    router.holds_nothing().await;
+    // Its worker has so long to reserve.
+    steady(Duration::from_millis(900), async || {
+        let d = Double::start(samples::card("d"), ARTIFACT).await;
+        let card = with_incarnation(samples::prefill_card("p"), 2);
+        let p = Double::start(card, ARTIFACT).await;
+        let router = Router::start(&policy, &[&d, &p]);
+        router.ready(2).await;
+        p.prefill(vec![prefill_event::Event::Refused(wire::Refused {
+            reason: "pool-full".to_owned(),
+            message: "not now".to_owned(),
+            retry_after_milliseconds: 4_000,
+        })]);
+        d.decode(async |_requests, answers| {
+            let reserved = Event::Reserved(wire::Admission::default());
+            answers.send(reserved).await;
+            answers.closed().await;
+        });
+        let (tokens, last) = outcome(router.start_run(Mode::Disaggregated, 6)).await;
+        assert!(tokens.is_empty());
+        let RunEvent::Failed(failure) = last else {
+            panic!("there is no other prefill worker: {last:?}");
+        };
+        assert_eq!((failure.status, failure.code), (503, "no_worker"));
+        assert_eq!(failure.retry_after_seconds, Some(4));
+        router.holds_nothing().await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_run_that_nobody_is_left_to_go_on_with_keeps_what_it_has_sent() {
     let mut policy = policy();
     policy.timeouts.reserve_seconds = 0.5;
-    let workers = decoding(&["d"]).await;
-    let router = serving(&policy, &workers).await;
-    let (run, call) = begun(&router, &mut Double::direct_all(&workers)).await;
-    workers[0].vanish();
-    none_ready(&router).await;
-    call.answers.fail().await;
-    let id = run.run.to_string();
-    let (more, last) = outcome(run).await;
-    assert!(more.is_empty(), "{more:?}");
-    let message = told(last, "no_worker");
-    assert!(message.contains("gone"), "{message}");
-    let record = router.record(&id).await;
-    let outcome = record.outcome.unwrap();
-    assert_eq!(
-        (outcome.status, outcome.output_tokens),
-        (RunStatus::Failed, 1)
-    );
-    assert_eq!(record.states.last().unwrap().attempt, 1);
-    router.holds_nothing().await;
+    // Its worker has so long to reserve.
+    steady(Duration::from_millis(500), async || {
+        let workers = decoding(&["d"]).await;
+        let router = serving(&policy, &workers).await;
+        let (run, call) = begun(&router, &mut Double::direct_all(&workers)).await;
+        workers[0].vanish();
+        none_ready(&router).await;
+        call.answers.fail().await;
+        let id = run.run.to_string();
+        let (more, last) = outcome(run).await;
+        assert!(more.is_empty(), "{more:?}");
+        let message = told(last, "no_worker");
+        assert!(message.contains("gone"), "{message}");
+        let record = router.record(&id).await;
+        let outcome = record.outcome.unwrap();
+        assert_eq!(
+            (outcome.status, outcome.output_tokens),
+            (RunStatus::Failed, 1)
+        );
+        assert_eq!(record.states.last().unwrap().attempt, 1);
+        router.holds_nothing().await;
+    })
+    .await;
 }
 
 /// Its worker was lost after the token that completes the answer, and nobody is needed any more.
@@ -282,70 +304,67 @@ async fn a_run_goes_on_with_its_worker_when_that_is_back_in_time() {
     router.holds_nothing().await;
 }
 
-/// A machine that holds the test up makes a try slow; a router that waits makes all of them slow.
+/// Less than the second after which its run would ask again.
+const AT_ONCE: Duration = Duration::from_millis(600);
+
 #[tokio::test]
 async fn a_client_that_leaves_between_two_attempts_is_not_waited_out() {
-    let mut late = Vec::new();
-    while let Err(why) = left_between_two_attempts().await {
-        late.push(why);
-        assert!(late.len() < 5, "{late:#?}");
-    }
-}
-
-/// The error says how late the run ended.
-async fn left_between_two_attempts() -> Result<(), String> {
-    let mut workers = decoding(&["d1", "d2"]).await;
-    let mut calls = Double::direct_all(&workers);
-    let router = serving(&policy(), &workers).await;
-    let (run, call) = begun(&router, &mut calls).await;
-    // The other one has room in a minute: of that a run waits a second before it asks again.
-    let asked = all_refuse(calls, [60_000]);
-    call.answers.fail().await;
-    let id = run.run.to_string();
-    let over = Seen::CancelOperation(format!("{id}/2/decode"));
-    workers[1].until(|seen| *seen == over).await;
-    sleep(Duration::from_millis(100)).await;
-    let left = Instant::now();
-    drop(run);
-    router.entered(State::Cancelled, 1).await;
-    let waited = left.elapsed();
-    let record = router.record(&id).await;
-    let outcome = record.outcome.unwrap();
-    assert_eq!(
-        (outcome.status, outcome.output_tokens),
-        (RunStatus::Cancelled, 1)
-    );
-    router.holds_nothing().await;
-    let attempts = record.states.last().unwrap().attempt;
-    let asked = asked.load(Ordering::Relaxed);
-    let at_once = (asked, attempts) == (1, 2) && waited < Duration::from_millis(600);
-    at_once.then_some(()).ok_or_else(|| {
-        format!("{waited:?} after its client, in attempt {attempts}, with {asked} refusals")
+    steady(AT_ONCE, async || {
+        let mut workers = decoding(&["d1", "d2"]).await;
+        let mut calls = Double::direct_all(&workers);
+        let router = serving(&policy(), &workers).await;
+        let (run, call) = begun(&router, &mut calls).await;
+        // The other one has room in a minute: of that a run waits a second before it asks again.
+        let asked = all_refuse(calls, [60_000]);
+        call.answers.fail().await;
+        let id = run.run.to_string();
+        let over = Seen::CancelOperation(format!("{id}/2/decode"));
+        workers[1].until(|seen| *seen == over).await;
+        sleep(Duration::from_millis(100)).await;
+        let left = Instant::now();
+        drop(run);
+        router.entered(State::Cancelled, 1).await;
+        let waited = left.elapsed();
+        assert!(waited < AT_ONCE, "{waited:?} after its client");
+        let record = router.record(&id).await;
+        let outcome = record.outcome.unwrap();
+        assert_eq!(
+            (outcome.status, outcome.output_tokens),
+            (RunStatus::Cancelled, 1)
+        );
+        router.holds_nothing().await;
+        let attempts = record.states.last().unwrap().attempt;
+        assert_eq!((asked.load(Ordering::Relaxed), attempts), (1, 2));
     })
+    .await;
 }
 
 #[tokio::test]
 async fn a_search_that_ends_at_a_worker_that_has_changed_says_so() {
     let mut policy = policy();
     policy.timeouts.reserve_seconds = 3.0;
-    let workers = decoding(&["d1", "d2", "d3"]).await;
-    let router = serving(&policy, &workers).await;
-    let mut calls = Double::direct_all(&workers);
-    let run = router.start_run(Mode::Aggregated, 6);
-    // Each answers in time, and all of them together take longer than a search may.
-    for (reason, after) in [
-        ("pool-full", 0),
-        ("pool-full", 1_600),
-        ("identity-mismatch", 1_600),
-    ] {
-        let call = calls.decodes.recv().await.unwrap();
-        sleep(Duration::from_millis(after)).await;
-        refuse(&call, reason, 0).await;
-        call.answers.closed().await;
-    }
-    let (_, last) = outcome(run).await;
-    let message = told(last, "incompatible_workers");
-    assert!(message.contains("worker d3 refused"), "{message}");
-    until("its card is read again", || workers[2].watched() == 2).await;
-    router.holds_nothing().await;
+    // So long the search has left after its first wait: the third is asked before its end.
+    steady(Duration::from_millis(1_400), async || {
+        let workers = decoding(&["d1", "d2", "d3"]).await;
+        let router = serving(&policy, &workers).await;
+        let mut calls = Double::direct_all(&workers);
+        let run = router.start_run(Mode::Aggregated, 6);
+        // Each answers in time, and all of them together take longer than a search may.
+        for (reason, after) in [
+            ("pool-full", 0),
+            ("pool-full", 1_600),
+            ("identity-mismatch", 1_600),
+        ] {
+            let call = next_call(&mut calls).await;
+            sleep(Duration::from_millis(after)).await;
+            refuse(&call, reason, 0).await;
+            call.answers.closed().await;
+        }
+        let (_, last) = outcome(run).await;
+        let message = told(last, "incompatible_workers");
+        assert!(message.contains("worker d3 refused"), "{message}");
+        until("its card is read again", || workers[2].watched() == 2).await;
+        router.holds_nothing().await;
+    })
+    .await;
 }

@@ -49,14 +49,18 @@ async fn a_client_that_leaves_while_its_prompt_is_computed_opens_no_link() {
 /// Nor does the deadline of a run.
 #[tokio::test]
 async fn a_run_that_ends_at_its_deadline_while_its_prompt_is_computed_opens_no_link() {
+    let total = Duration::from_secs(2);
     let mut policy = one_failure_opens(patient());
-    policy.timeouts.total_seconds = 2.0;
-    let mut early = Early::start(&policy).await;
-    let (reply, prefill, decode) = early.both(true).await;
-    tokio::join!(prefill.closed(), decode.closed());
-    assert_eq!(end(reply).await.status, 504);
-    early.counts(1, 0).await;
-    assert_eq!(early.open_links(), 0);
+    policy.timeouts.total_seconds = total.as_secs_f64();
+    steady(total, async || {
+        let mut early = Early::start(&policy).await;
+        let (reply, prefill, decode) = early.both(true).await;
+        tokio::join!(prefill.closed(), decode.closed());
+        assert_eq!(end(reply).await.status, 504);
+        early.counts(1, 0).await;
+        assert_eq!(early.open_links(), 0);
+    })
+    .await;
 }
 
 /// The engine that generates has computed the prompt: the record says so, whoever is to blame.
@@ -85,45 +89,49 @@ const LAST: &str =
 /// It has the KV, or has computed the prompt itself: what the client reads is right, and goes on.
 #[tokio::test]
 async fn an_answer_that_has_begun_does_not_end_with_the_first_leg() {
-    let mut early = Early::start(&patient()).await;
-    for what in ["dies", "answers", "never answers"] {
-        let (reply, prefill, mut decode) = early.both(true).await;
-        decode.begin().await;
-        decode.chunk(FIRST.as_bytes()).await;
-        early.has_read(FIRST.len()).await;
-        let mut unanswered = None;
-        match what {
-            "dies" => prefill.hang_up().await,
-            "answers" => {
-                prefill
-                    .answer(200, "application/json", prefill_answer().as_bytes())
-                    .await;
-            }
-            _ => unanswered = Some(prefill),
-        }
-        // What the first leg has said is heard before what the client reads after it.
-        for more in 2..=4 {
+    // The first leg is waited for so long after the answer has begun.
+    steady(Duration::from_secs(1), async || {
+        let mut early = Early::start(&patient()).await;
+        for what in ["dies", "answers", "never answers"] {
+            let (reply, prefill, mut decode) = early.both(true).await;
+            decode.begin().await;
             decode.chunk(FIRST.as_bytes()).await;
-            early.has_read(more * FIRST.len()).await;
+            early.has_read(FIRST.len()).await;
+            let mut unanswered = None;
+            match what {
+                "dies" => prefill.hang_up().await,
+                "answers" => {
+                    prefill
+                        .answer(200, "application/json", prefill_answer().as_bytes())
+                        .await;
+                }
+                _ => unanswered = Some(prefill),
+            }
+            // What the first leg has said is heard before what the client reads after it.
+            for more in 2..=4 {
+                decode.chunk(FIRST.as_bytes()).await;
+                early.has_read(more * FIRST.len()).await;
+            }
+            decode.chunk(LAST.as_bytes()).await;
+            decode.end().await;
+            let reply = end(reply).await;
+            assert_eq!(reply.text(), format!("{}{LAST}", FIRST.repeat(4)), "{what}");
+            let record = early.record(&reply.run()).await;
+            assert!(record.fallback.is_none(), "{what}");
+            // Concluded from the answer, not said by the first leg: in time it had said nothing.
+            let states = states(&record);
+            assert!(states.contains(&("prefill_completed", true)), "{states:?}");
+            let actual = record.actual.unwrap();
+            assert_eq!(actual.terms.prefill.is_some(), what == "answers", "{what}");
+            if let Some(prefill) = unanswered {
+                prefill.closed().await;
+            }
+            early.served.router.holds_nothing().await;
+            let text = early.served.router.metrics.text().unwrap();
+            assert!(text.contains("baton_illegal_events_total 0"), "{what}");
         }
-        decode.chunk(LAST.as_bytes()).await;
-        decode.end().await;
-        let reply = end(reply).await;
-        assert_eq!(reply.text(), format!("{}{LAST}", FIRST.repeat(4)), "{what}");
-        let record = early.record(&reply.run()).await;
-        assert!(record.fallback.is_none(), "{what}");
-        // Concluded from the answer, not said by the first leg: in time it had said nothing.
-        let states = states(&record);
-        assert!(states.contains(&("prefill_completed", true)), "{states:?}");
-        let actual = record.actual.unwrap();
-        assert_eq!(actual.terms.prefill.is_some(), what == "answers", "{what}");
-        if let Some(prefill) = unanswered {
-            prefill.closed().await;
-        }
-        early.served.router.holds_nothing().await;
-        let text = early.served.router.metrics.text().unwrap();
-        assert!(text.contains("baton_illegal_events_total 0"), "{what}");
-    }
+    })
+    .await;
 }
 
 /// The engine that generates had the prompt in its cache, or its daemon had no room for it: it is computed for nobody.

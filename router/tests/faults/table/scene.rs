@@ -1,11 +1,11 @@
 //! Plays one case: brings each of its attempts to a phase and lets it fail there, and reads the run to its end; [`judge`] looks
-//! at the rest.
+//! at the rest. [`limits`] has what passes meanwhile, and what does not.
 
 mod judge;
+mod limits;
 
 use std::collections::HashMap;
 
-use baton_placement::policy::{FirstToken, NoPrefillAction, Overrides, Policy};
 use baton_protocol::card::Card;
 use baton_protocol::identity::Fact;
 use baton_protocol::ids::Incarnation;
@@ -16,59 +16,16 @@ use baton_protocol::wire::{
 use baton_router::openai::error::ApiError;
 use baton_router::run::{Mode, RunEvent, RunHandle};
 
+use self::limits::{policy, shortest};
 use super::{Attempt, How, Phase, Played, Then, Way};
 use crate::double::{ARTIFACT, Calls, Double, OpenDecode, OpenPrefill};
 use crate::obedient::{finished, lease, recompute, token, transfer_completed, transfer_started};
 use crate::router::{PROMPT, Router, SOON, outcome};
 use crate::samples;
+use crate::steady::steady;
 
 /// New tokens of a whole answer: more than all attempts of a case send.
 const ANSWER: u32 = 12;
-/// What a deadline is set to that is to pass.
-const SHORT: f64 = 0.5;
-/// One that the attempt after it has as well, and is to keep: longer than a busy machine holds a thread up.
-const KEPT: f64 = 2.0 * SHORT;
-
-fn policy(case: &Played) -> Policy {
-    let mut policy = Policy {
-        overrides: Overrides::Allowed,
-        first_token: match case.first {
-            Way::FirstByDecode => FirstToken::Decode,
-            _ => FirstToken::Prefill,
-        },
-        ..Policy::new("chat", "m", &["p"], &["d"])
-    };
-    if !case.budget {
-        policy.fallback.local_recompute.max_concurrent_per_worker = 0;
-    }
-    let timeouts = &mut policy.timeouts;
-    match case.how {
-        How::DecodeSilent => match case.phase {
-            Phase::RouteSelected => timeouts.reserve_seconds = KEPT,
-            Phase::Reserved => timeouts.prefill_start_seconds = KEPT,
-            Phase::PrefillStarted => timeouts.prefill_seconds = KEPT,
-            Phase::PrefillCompleted | Phase::TransferCompleted => {
-                timeouts.decode_start_seconds = KEPT;
-            }
-            _ => timeouts.token_seconds = KEPT,
-        },
-        How::PrefillSilent if case.phase < Phase::PrefillStarted => {
-            timeouts.prefill_start_seconds = KEPT;
-        }
-        How::PrefillSilent => timeouts.prefill_seconds = KEPT,
-        How::TransferSlow => timeouts.transfer_seconds = KEPT,
-        How::QueuesFull { for_good: true } => timeouts.reserve_seconds = SHORT,
-        // Longer than the attempts take to come so far.
-        How::RunOverdue if case.before.is_empty() => timeouts.total_seconds = 4.0 * SHORT,
-        How::RunOverdue => timeouts.total_seconds = 6.0 * SHORT,
-        How::WaitsForPrefill => {
-            timeouts.total_seconds = 2.0 * SHORT;
-            policy.on_no_prefill.action = NoPrefillAction::Queue;
-        }
-        _ => {}
-    }
-    policy
-}
 
 fn card(name: &str, incarnation: u64, case: &Played) -> Card {
     let mut card = if name.starts_with('p') {
@@ -137,11 +94,14 @@ impl Reached {
 }
 
 pub(super) async fn play(case: Played) {
-    let whole = tokio::time::timeout(2 * SOON, through(case)).await;
-    assert!(
-        whole.is_ok(),
-        "{case:?}: something is waited for that never comes"
-    );
+    steady(shortest(&policy(&case)), async || {
+        let whole = tokio::time::timeout(2 * SOON, through(case)).await;
+        assert!(
+            whole.is_ok(),
+            "{case:?}: something is waited for that never comes"
+        );
+    })
+    .await;
 }
 
 async fn through(case: Played) {

@@ -1,6 +1,7 @@
 """The connector as vLLM calls it. Pinned to the interface of vLLM 0.32 and 0.33 (`kv_connector/v1/base.py`)."""
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import vllm
@@ -11,17 +12,20 @@ from vllm.v1.request import RequestStatus
 
 from .layout import BlockLayout
 from .metadata import BatonMetadata
-from .scheduler import SchedulerSide
+from .scheduler import OPEN_WAIT, SchedulerSide
 from .worker import WorkerSide
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+OPEN_WAIT_VARIABLE: Final = "BATON_OPEN_WAIT_SECONDS"
+"""Of the environment: what Baton starts a server with leaves `open_wait_seconds` to it."""
 
 
 class BatonConnector(KVConnectorBase_V1):
@@ -37,13 +41,14 @@ class BatonConnector(KVConnectorBase_V1):
         if not path:
             raise ValueError("kv_connector_extra_config.socket: absent: give the path of the Baton daemon's connector socket")
         self._path = str(path)
+        open_wait = _open_wait(transfer)
         self._engine = str(transfer.engine_id)
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             block_size = vllm_config.cache_config.block_size
             produces, consumes = transfer.is_kv_producer, transfer.is_kv_consumer
-            self._scheduler = SchedulerSide(self._path, block_size, self._engine, produces, consumes)
+            self._scheduler = SchedulerSide(self._path, block_size, self._engine, produces, consumes, open_wait)
             self._scheduler.start()
 
     # ---- In the worker ----------------------------------------------------------------------------------------------
@@ -121,6 +126,23 @@ class BatonConnector(KVConnectorBase_V1):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BatonMetadata)
         return metadata
+
+
+def _open_wait(transfer: "KVTransferConfig") -> float:
+    """For how many seconds a prompt waits for its lease: as the configuration says, else as the environment does."""
+    field, said = "kv_connector_extra_config.open_wait_seconds", transfer.get_from_extra_config("open_wait_seconds", None)
+    if said is None:
+        field, said = OPEN_WAIT_VARIABLE, os.environ.get(OPEN_WAIT_VARIABLE)
+    if said is None:
+        return OPEN_WAIT
+    try:
+        # To Python, true is one.
+        seconds = 0.0 if isinstance(said, bool) else float(said)
+    except (TypeError, ValueError, OverflowError):
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ValueError(f"{field}: {said!r}: give a number of seconds greater than zero, or leave it out for {OPEN_WAIT}")
+    return seconds
 
 
 def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:

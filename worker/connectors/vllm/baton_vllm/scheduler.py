@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 OPEN_WAIT: Final = 0.5
-"""Seconds that a prompt waits for the daemon's answer before it is computed without being handed over."""
+"""Seconds that a prompt waits for the daemon's answer before it is computed without being handed over, where nobody says otherwise. The
+daemon answers within a millisecond, unless its machine has no time for it."""
 
 KEY: Final = "baton"
 """Of the descriptor in `kv_transfer_params`; on a prefill leg, of what the router says of it."""
@@ -58,11 +59,12 @@ class _Taking:
 class SchedulerSide:
     """All calls come from the scheduler's thread, but for those that a `Listener` hears."""
 
-    def __init__(self, path: str, block_size: int, engine: str, produces: bool, consumes: bool) -> None:
+    def __init__(self, path: str, block_size: int, engine: str, produces: bool, consumes: bool, open_wait: float = OPEN_WAIT) -> None:
         self._block_size = block_size
         self._engine = engine
         self._produces = produces
         self._consumes = consumes
+        self._open_wait = open_wait
         self._handing: dict[str, _Handing] = {}
         self._taking: dict[str, _Taking] = {}
         self._loads: list[Load] = []
@@ -134,10 +136,10 @@ class SchedulerSide:
             handing = self._handing.get(request.request_id)
             if handing is None or handing.descriptor is not None or handing.refused:
                 return 0, False
-            if time.monotonic() - handing.asked < OPEN_WAIT:
+            if time.monotonic() - handing.asked < self._open_wait:
                 return None, False
             handing.refused = True
-        _log.warning("request %s is not handed over: the daemon did not answer within %s s", request.request_id, OPEN_WAIT)
+        _log.warning("request %s is not handed over: the daemon did not answer within %s s", request.request_id, self._open_wait)
         self._daemon.send({"type": "cancel", "request": request.request_id})
         return 0, False
 

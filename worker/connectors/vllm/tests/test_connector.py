@@ -1,6 +1,8 @@
-"""What the connector refuses at the start, by the classes of vLLM itself."""
+"""What the connector refuses at the start, by the classes of vLLM itself, and what it reads of its configuration."""
 
+import os
 import unittest
+import unittest.mock
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from baton_vllm.connector import BatonConnector, _check
+from baton_vllm.connector import OPEN_WAIT_VARIABLE, BatonConnector, _check, _open_wait
+from baton_vllm.scheduler import OPEN_WAIT
 
 ABOUT = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 
@@ -55,6 +58,30 @@ class Check(unittest.TestCase):
             check(FullAttentionSpec(**ABOUT), tensor_parallel_size=2)
         with self.assertRaisesRegex(ValueError, "2 groups"):
             check(FullAttentionSpec(**ABOUT), FullAttentionSpec(**ABOUT))
+
+
+def open_wait(said: Any, variable: str | None = None) -> float:
+    extra = {} if said is None else {"open_wait_seconds": said}
+    with unittest.mock.patch.dict(os.environ, {} if variable is None else {OPEN_WAIT_VARIABLE: variable}):
+        if variable is None:
+            os.environ.pop(OPEN_WAIT_VARIABLE, None)
+        return _open_wait(SimpleNamespace(get_from_extra_config=extra.get))
+
+
+class OpenWait(unittest.TestCase):
+    def test_the_configuration_goes_before_the_environment_and_both_before_the_default(self) -> None:
+        self.assertEqual(open_wait(None), OPEN_WAIT)
+        self.assertEqual(open_wait(None, "30"), 30.0)
+        self.assertEqual(open_wait(2, "30"), 2.0)
+        self.assertEqual(open_wait(0.25), 0.25)
+
+    def test_what_is_no_number_greater_than_zero_is_refused_by_name(self) -> None:
+        for said in (0, -1, True, "soon", [1], float("nan"), float("inf"), 10**400):
+            with self.assertRaisesRegex(ValueError, "^kv_connector_extra_config.open_wait_seconds: .*: give a number"):
+                open_wait(said, "30")
+        for variable in ("", "0", "-1", "soon", "nan", "inf"):
+            with self.assertRaisesRegex(ValueError, "^BATON_OPEN_WAIT_SECONDS: .*: give a number"):
+                open_wait(None, variable)
 
 
 class Reset(unittest.TestCase):
